@@ -1,0 +1,162 @@
+"""What the scheduler hands to the executor, and what comes back: plain data, cheap to build and to
+send.
+
+Per-sequence records are NamedTuples because building a frozen dataclass costs about four times as
+much, and a busy engine builds hundreds a step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from octavo.core.request import FinishReason
+from octavo.core.sampling_params import SamplingParams
+
+
+class SlotBinding(NamedTuple):
+    """A sequence takes a slot of the runner: all that the runner must know of it before its first
+    token is computed.
+
+    token_ids: prompt and what was generated before a preemption. seed: of this sequence's random
+    stream.
+    """
+
+    slot: int
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    seed: int
+    eos_token_ids: frozenset[int]
+    bad_words_ids: tuple[tuple[int, ...], ...]
+
+
+class ScheduledSequence(NamedTuple):
+    """One sequence's share of a step: compute tokens [start, start + num_tokens) of the slot's
+    tokens.
+
+    new_block_ids: appended to the slot's block table before the step. draft_token_ids: the last of
+    the tokens to compute, guessed; they are verified, not trusted. samples: the last token's logits
+    choose the next token.
+    """
+
+    slot: int
+    start: int
+    num_tokens: int
+    new_block_ids: tuple[int, ...]
+    draft_token_ids: tuple[int, ...]
+    samples: bool
+
+
+class BlockCopy(NamedTuple):
+    """Copy-on-write: before the step, copy block `source` to `target` and put `target` at `index`
+    of the slot's table.
+    """
+
+    slot: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    source: int
+    target: int
+
+
+class ScheduledStep(NamedTuple):
+    """One forward pass. The executor applies it in this order: bindings, new block ids, block
+    copies, forward, sampling.
+
+    Steps are executed in the order of their ids. In each layer the keys and values of all the
+    step's tokens are written before any are read, so sequences of one step may share blocks that
+    the step itself fills.
+    """
+
+    step_id: int
+    bindings: list[SlotBinding]
+    sequences: list[ScheduledSequence]
+    block_copies: list[BlockCopy]
+    num_tokens: int
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probability of one token under the unmodified distribution, with its rank (1 is the
+    likeliest).
+
+    top: (token id, log-probability) of the likeliest tokens, best first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+class SequenceOutput(NamedTuple):
+    """What a step gave one sequence. Exists for every sequence of the step, also when it only
+    computed a chunk.
+
+    token_ids: newly generated (empty unless it samples; drafts that were accepted come first).
+    logprobs: one per token id where the request asked. prompt_logprobs: for the prompt tokens that
+    this chunk's logits predict, i.e. tokens start + 1 to start + num_tokens inside the prompt.
+    error: this sequence alone failed.
+    """
+
+    slot: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    error: str | None = None
+
+
+class StepOutput(NamedTuple):
+    """The executor's answer to one step; `sequences` is in the step's order."""
+
+    step_id: int
+    sequences: list[SequenceOutput]
+
+
+class RequestTimes(NamedTuple):
+    """Engine-clock seconds of a sequence's life; a later stage is None when it ended before."""
+
+    arrival: float
+    first_scheduled: float | None
+    first_token: float | None
+    finished: float
+
+
+class TokenDelta(NamedTuple):
+    """New tokens of one sequence of a request. Each accepted sequence gets exactly one delta with a
+    finish_reason.
+
+    index: which of the request's `n` sequences. stop_token_id: the stop token that ended it, if one
+    of the request's.
+    num_cached_tokens: prompt tokens taken from the prefix cache. prompt_logprobs: on the first
+    delta; one entry per prompt token, the first None. num_preemptions, times: on the final delta.
+    """
+
+    request_id: str
+    index: int  # type: ignore[assignment]  # OpenAI's name; hides tuple.index
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    num_preemptions: int = 0
+    times: RequestTimes | None = None
+    error: str | None = None
+
+
+class EngineStats(NamedTuple):
+    """The engine's state after a step; the totals only grow.
+
+    kv_usage: share of KV blocks in use, 0 to 1. prefix_queries, prefix_hits: tokens looked up and
+    found.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+    step_tokens: int = 0
+    total_prompt_tokens: int = 0
+    total_generated_tokens: int = 0
+    total_prefix_queries: int = 0
+    total_prefix_hits: int = 0
+    total_preemptions: int = 0
+    total_steps: int = 0
