@@ -1,0 +1,171 @@
+"""How everything above the engine talks to it: submit a request, read its tokens, end it early."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from octavo.core.errors import EngineDeadError, RequestError
+from octavo.core.request import FinishReason, Request
+from octavo.core.step import EngineStats, TokenDelta
+from octavo.engine.messages import Add, Close, Command, End, ForgetPrefixes, Report
+
+
+class RequestStream:
+    """The deltas of one accepted request, of all its sequences, in order; ends after the last
+    sequence's final one.
+
+    Leaving it unread does not end the request: call `abort` (a client went away) or `stop` (a stop
+    string was found). Raises EngineDeadError while iterating if the engine dies.
+    """
+
+    def __init__(self, client: EngineClient, request: Request) -> None:
+        self.request_id = request.request_id
+        self._client = client
+        self._unfinished = request.sampling.n
+        self._queue: asyncio.Queue[TokenDelta | EngineDeadError] = asyncio.Queue()
+
+    def put(self, item: TokenDelta | EngineDeadError) -> None:
+        """Called by the client, on the event loop."""
+        self._queue.put_nowait(item)
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> TokenDelta:
+        if self._unfinished == 0:
+            raise StopAsyncIteration
+        item = await self._queue.get()
+        if isinstance(item, EngineDeadError):
+            raise item
+        if item.finish_reason is not None:
+            self._unfinished -= 1
+        return item
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every final delta has been read."""
+        return self._unfinished == 0
+
+    def abort(self) -> None:
+        """End all sequences that still run; their final deltas say `abort`. Harmless when there are
+        none.
+        """
+        self._client.end(self.request_id, None, FinishReason.ABORT)
+
+    def stop(self, index: int) -> None:
+        """End one sequence because its text met a stop string; its final delta says `stop`."""
+        self._client.end(self.request_id, index, FinishReason.STOP)
+
+
+class EngineClient(ABC):
+    """One engine, in this process or another. All methods belong to one event loop.
+
+    on_stats: called with the engine's statistics after every step, on the event loop. error: why
+    the engine is dead; None while it lives.
+    """
+
+    def __init__(self) -> None:
+        self.on_stats: Callable[[EngineStats], None] = lambda stats: None
+        self.stats = EngineStats()
+        self.error: str | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._answers: dict[str, asyncio.Future[None]] = {}
+        self._remaining: dict[str, int] = {}  # sequences without their final delta, by request
+        self._closed = asyncio.Event()
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Begin to serve; returns when the engine is ready. Raises ConfigError if it can't be."""
+
+    @abstractmethod
+    def _send(self, command: Command) -> None:
+        """Pass a command on without waiting."""
+
+    @abstractmethod
+    async def _join(self) -> None:
+        """Wait for the engine's thread or process to end; it was told to, or has died."""
+
+    async def submit(self, request: Request) -> RequestStream:
+        """Hand a request over and wait until the scheduler has accepted it.
+
+        Raises RequestError if it refuses (QueueFullError when it may be tried again later),
+        EngineDeadError. If the caller is cancelled while waiting, the request is aborted.
+        """
+        if self.error is not None:
+            raise EngineDeadError(self.error)
+        request_id = request.request_id
+        if request_id in self._streams:
+            raise RequestError(f"request id {request_id!r} is in use", param="request_id")
+        stream = self._streams[request_id] = RequestStream(self, request)
+        self._remaining[request_id] = request.sampling.n
+        answer = self._answers[request_id] = asyncio.get_running_loop().create_future()
+        self._send(Add(request))
+        try:
+            await answer
+        except asyncio.CancelledError:
+            stream.abort()
+            raise
+        return stream
+
+    def end(self, request_id: str, index: int | None, reason: FinishReason) -> None:
+        """End one sequence of a request, or all; returns at once. Unknown or finished ones are
+        ignored.
+        """
+        if request_id in self._streams and self.error is None:
+            self._send(End(request_id, index, reason))
+
+    def forget_prefixes(self) -> None:
+        """No later request hits what is in the prefix cache now."""
+        self._send(ForgetPrefixes())
+
+    async def shutdown(self) -> None:
+        """Abort what still runs and stop the engine; every open stream gets its final deltas."""
+        self._send(Close())
+        await self._closed.wait()
+        await self._join()
+
+    def _take(self, report: Report) -> None:
+        """Hand a report's news to those who wait for it. Called on the event loop."""
+        for request_id, refusal in report.answers:
+            answer = self._answers.pop(request_id)
+            if refusal is not None:
+                self._forget(request_id)
+            if not answer.done():
+                if refusal is None:
+                    answer.set_result(None)
+                else:
+                    answer.set_exception(refusal)
+        for delta in report.deltas:
+            stream = self._streams[delta.request_id]
+            stream.put(delta)
+            if delta.finish_reason is not None:
+                self._remaining[delta.request_id] -= 1
+                if self._remaining[delta.request_id] == 0:
+                    self._forget(delta.request_id)
+        self.stats = report.stats
+        self.on_stats(report.stats)
+        if report.error is not None:
+            self._die(report.error)
+        if report.closed:
+            self._closed.set()
+
+    def _die(self, error: str) -> None:
+        """The engine will never report again: tell everyone who waits."""
+        if self.error is not None:
+            return
+        self.error = error
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(EngineDeadError(error))
+        for stream in self._streams.values():
+            stream.put(EngineDeadError(error))
+        self._answers.clear()
+        self._streams.clear()
+        self._remaining.clear()
+        self._closed.set()
+
+    def _forget(self, request_id: str) -> None:
+        del self._streams[request_id]
+        del self._remaining[request_id]

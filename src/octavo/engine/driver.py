@@ -1,0 +1,90 @@
+"""Runs an engine loop on commands from a client."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from octavo.core.errors import OctavoError, RequestError
+from octavo.core.request import Request
+from octavo.core.step import TokenDelta
+from octavo.engine.loop import EngineLoop
+from octavo.engine.messages import Add, Close, Command, End, ForgetPrefixes, Report
+
+logger = logging.getLogger("octavo.engine")
+
+Receive = Callable[[bool], list[Command]]
+"""The commands that have come; waits for one if the argument is true. Raises EOFError if the client
+is gone.
+"""
+
+
+def drive(loop: EngineLoop, receive: Receive, send: Callable[[Report], None]) -> None:
+    """Serve until the client closes or disappears, or the engine dies. Commands are taken between
+    steps.
+
+    The last report says `closed`, whatever happened.
+    """
+    driver = _Driver(loop, send)
+    try:
+        while not driver.is_closing:
+            for command in receive(not loop.has_work):
+                driver.obey(command)
+            driver.advance()
+        driver.close()
+    except EOFError:
+        logger.info("the engine's client is gone; stopping")
+    except Exception as error:  # noqa: BLE001: whatever it was, those who wait must hear of it
+        logger.critical("the engine has died", exc_info=True)
+        # Only Octavo's own messages are fit for users' eyes.
+        driver.die(str(error) if isinstance(error, OctavoError) else "internal error")
+    finally:
+        loop.close()
+
+
+class _Driver:
+    def __init__(self, loop: EngineLoop, send: Callable[[Report], None]) -> None:
+        self.is_closing = False
+        self._loop = loop
+        self._send = send
+        self._answers: list[tuple[str, RequestError | None]] = []
+        self._deltas: list[TokenDelta] = []
+
+    def obey(self, command: Command) -> None:
+        match command:
+            case Add(request):
+                self._answers.append((request.request_id, self._try_add(request)))
+            case End(request_id, which, reason):
+                self._deltas += self._loop.end(request_id, which, reason)
+            case ForgetPrefixes():
+                self._loop.forget_prefixes()
+            case Close():
+                self.is_closing = True
+
+    def advance(self) -> None:
+        """Report, and run a step if there is one."""
+        if self._loop.has_work and not self.is_closing:
+            if self._answers:
+                self._report()  # before the step, which may take long
+            self._deltas += self._loop.step()
+        self._report()
+
+    def close(self) -> None:
+        self._deltas += self._loop.abort_all()
+        self._report(closed=True)
+
+    def die(self, error: str) -> None:
+        self._deltas += self._loop.abandon(error)
+        self._report(error=error, closed=True)
+
+    def _try_add(self, request: Request) -> RequestError | None:
+        try:
+            self._loop.add(request)
+        except RequestError as refusal:
+            return refusal
+        return None
+
+    def _report(self, error: str | None = None, closed: bool = False) -> None:
+        answers, self._answers = self._answers, []
+        deltas, self._deltas = self._deltas, []
+        self._send(Report(answers, deltas, self._loop.stats(), error, closed))

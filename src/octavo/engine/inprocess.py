@@ -1,0 +1,56 @@
+"""The engine on a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from queue import Empty, SimpleQueue
+
+from octavo.core.clock import Clock
+from octavo.engine.client import EngineClient
+from octavo.engine.driver import drive
+from octavo.engine.loop import EngineLoop
+from octavo.engine.messages import Command, Report
+from octavo.executor.base import Executor
+from octavo.scheduler.scheduler import Scheduler
+
+
+class InProcessEngine(EngineClient):
+    """Scheduler and executor on a thread of their own; they share the interpreter with the event
+    loop.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, clock: Clock, *, depth: int = 1
+    ) -> None:
+        super().__init__()
+        self._engine_loop = EngineLoop(scheduler, executor, clock, depth=depth)
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def start(self) -> None:
+        event_loop = asyncio.get_running_loop()
+
+        def send(report: Report) -> None:
+            event_loop.call_soon_threadsafe(self._take, report)
+
+        self._thread = threading.Thread(
+            target=drive, args=(self._engine_loop, self._receive, send), name="octavo-engine"
+        )
+        self._thread.daemon = True  # a crash of the server must not hang on it
+        self._thread.start()
+
+    def _receive(self, wait: bool) -> list[Command]:
+        commands = [self._commands.get()] if wait else []
+        try:
+            while True:
+                commands.append(self._commands.get_nowait())
+        except Empty:
+            return commands
+
+    def _send(self, command: Command) -> None:
+        self._commands.put(command)
+
+    async def _join(self) -> None:
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)

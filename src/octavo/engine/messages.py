@@ -1,0 +1,44 @@
+"""What an engine client and its engine say to each other, in one process or across two."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from octavo.core.errors import RequestError
+from octavo.core.request import FinishReason, Request
+from octavo.core.step import EngineStats, TokenDelta
+
+
+class Add(NamedTuple):
+    request: Request
+
+
+class End(NamedTuple):
+    """End sequence number `which` of a request, or all of them."""
+
+    request_id: str
+    which: int | None
+    reason: FinishReason
+
+
+class ForgetPrefixes(NamedTuple):
+    pass
+
+
+class Close(NamedTuple):
+    """Abort everything, report it, and stop."""
+
+
+Command = Add | End | ForgetPrefixes | Close
+
+
+class Report(NamedTuple):
+    """What happened since the last one. answers: of each `Add`, None if it was accepted. error: why
+    the engine has died. closed: nothing follows.
+    """
+
+    answers: list[tuple[str, RequestError | None]]
+    deltas: list[TokenDelta]
+    stats: EngineStats
+    error: str | None = None
+    closed: bool = False

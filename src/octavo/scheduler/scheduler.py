@@ -1,0 +1,415 @@
+"""The scheduler: which tokens are computed next, and what became of those that were.
+
+There is no prefill and no decode here. A sequence has `num_tokens` (known, or about to be known)
+and `num_computed`; each step gives it tokens to catch up, under one budget. A new prompt, a chunk
+of one, a prefix hit, a decode step and a resumption after preemption are the same case with other
+numbers.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from operator import attrgetter
+
+from octavo.core.errors import InvariantError, QueueFullError, RequestError
+from octavo.core.request import FinishReason, Request
+from octavo.core.seeds import sequence_seed
+from octavo.core.step import (
+    EngineStats,
+    RequestTimes,
+    ScheduledSequence,
+    ScheduledStep,
+    SequenceOutput,
+    StepOutput,
+    TokenDelta,
+)
+from octavo.kvcache.block_pool import BlockPool
+from octavo.scheduler.plan import StepInFlight, StepPlan
+from octavo.scheduler.policies import Policy
+from octavo.scheduler.residency import Residency, slot_of
+from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.waiting import WaitingQueue
+
+_ORDER = attrgetter("order")
+
+
+class Scheduler:
+    """Continuous batching over a paged KV cache.
+
+    Steps may overlap: `schedule` may be called again before `update` was given the earlier step's
+    output, as often as the executor is deep. Every sequence of an accepted request gets exactly one
+    final delta, from `update`, `end` or `fail`.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        policy: Policy,
+        *,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        max_num_queued_reqs: int | None = None,
+    ) -> None:
+        self._pool = pool
+        self._policy = policy
+        self._residency = Residency(pool, block_size, max_num_seqs)
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._max_num_queued_reqs = max_num_queued_reqs
+
+        self._sequences: dict[str, list[Sequence]] = {}  # unfinished ones, by request
+        self._running: list[Sequence] = []  # in the policy's order
+        self._waiting = WaitingQueue()
+        self._forks: dict[str, list[Sequence]] = {}  # wait for their first sibling's prompt
+        self._in_flight: deque[StepInFlight] = deque()
+        self._num_unstarted = 0  # requests that have not been scheduled yet
+        self._num_added = 0
+        self._stats = EngineStats()
+
+    # --- requests come and go -----------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Accept a request.
+
+        Raises RequestError if it could never run, QueueFullError if too many wait already.
+        """
+        self._check_fits(request)
+        self._check_queue()
+        first, *others = [self._new_sequence(request, i) for i in range(request.sampling.n)]
+        self._sequences[request.request_id] = [first, *others]
+        if others:
+            for other in others:
+                other.fork_source = first
+            self._forks[request.request_id] = others
+        self._waiting.push(first)
+        self._num_unstarted += 1
+
+    def end(
+        self, request_id: str, index: int | None, reason: FinishReason, now: float
+    ) -> list[TokenDelta]:
+        """End one sequence of a request, or all (index None); unknown and finished ones are
+        ignored.
+        """
+        group = self._sequences.get(request_id, ())
+        ended = [s for s in group if index is None or s.index == index]
+        return [self._finish(sequence, reason, now) for sequence in ended]
+
+    def end_all(self, reason: FinishReason, now: float) -> list[TokenDelta]:
+        """End every unfinished sequence."""
+        return [self._finish(s, reason, now) for s in self._unfinished()]
+
+    def fail(self, error: str, now: float, *, running_only: bool) -> list[TokenDelta]:
+        """A step, or the whole executor, failed: what was computed can't be trusted.
+
+        Ends all sequences (only those that hold blocks, under `running_only`) with an error;
+        forgets every cached prefix and every step in flight.
+        """
+        for _ in self._in_flight:
+            self._residency.step_ended()
+        self._in_flight.clear()
+        self._pool.forget_prefixes()
+        doomed = [s for s in self._unfinished() if s.slot is not None or not running_only]
+        deltas = [self._finish(s, FinishReason.ERROR, now, error=error) for s in doomed]
+        for survivor in self._unfinished():
+            survivor.num_pending = 0  # of a step that will never report
+        return deltas
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any accepted request still waits or runs."""
+        return bool(self._sequences)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def forget_prefixes(self) -> None:
+        """No later request hits what is cached now."""
+        self._pool.forget_prefixes()
+
+    def stats(self) -> EngineStats:
+        return self._stats._replace(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting) + sum(map(len, self._forks.values())),
+            kv_usage=self._pool.usage,
+        )
+
+    # --- a step: schedule ---------------------------------------------------------------------
+
+    def schedule(self, now: float) -> ScheduledStep | None:
+        """The next step, or None if nothing can be computed before a step in flight ends."""
+        plan = StepPlan(self._max_num_batched_tokens)
+        self._yield_to_higher_rank()
+        if self._schedule_running(plan):
+            self._admit(plan, now)
+        if not plan.scheduled:
+            return None
+        num_tokens = self._max_num_batched_tokens - plan.budget
+        step_id = self._stats.total_steps + 1
+        self._stats = self._stats._replace(total_steps=step_id, step_tokens=num_tokens)
+        step = ScheduledStep(step_id, plan.bindings, plan.scheduled, plan.copies, num_tokens)
+        self._in_flight.append(StepInFlight(step, plan.sequences))
+        self._residency.step_began()
+        return step
+
+    def _schedule_running(self, plan: StepPlan) -> bool:
+        """Give running sequences their tokens, in order; False if blocks were too few for all of
+        them.
+        """
+        running, enough = self._running, True
+        # A long prompt must not take the budget of those behind it that need just one token.
+        singles_behind = sum(s.num_tokens - s.num_computed == 1 for s in running)
+        position = 0
+        while position < len(running) and plan.budget:
+            sequence = running[position]
+            position += 1
+            missing = len(sequence.token_ids) + sequence.num_pending - sequence.num_computed
+            if missing == 1:
+                singles_behind -= 1
+            missing = min(missing, plan.budget - singles_behind)
+            if missing <= 0 or not self._may_grow(sequence):
+                continue
+            while not self._residency.extend(sequence, missing, plan):
+                enough = False
+                if self._residency.awaits_blocks:
+                    break  # skip it this time
+                # The victim comes last in the order, so it is not in this step's plan yet.
+                self._preempt(running[-1])
+                if sequence.slot is None:
+                    return False
+            else:
+                self._enter(sequence, missing, plan)
+        return enough
+
+    def _may_grow(self, sequence: Sequence) -> bool:
+        """Whether another token is wanted, as far as can be told before the steps in flight end."""
+        if sequence.num_pending == 0:
+            return True
+        return sequence.num_output_tokens + sequence.num_pending < sequence.request.max_tokens
+
+    def _admit(self, plan: StepPlan, now: float) -> None:
+        """Start waiting sequences in order, until the first that does not fit."""
+        while plan.budget:
+            sequence = self._waiting.first()
+            if sequence is None or not self._residency.can_start(sequence):
+                return
+            self._waiting.remove(sequence)
+            num_cached = self._residency.start(sequence, plan)
+            insort(self._running, sequence, key=_ORDER)
+            if sequence.first_scheduled_time is None:
+                sequence.first_scheduled_time = now
+                if sequence.index == 0:
+                    self._count_first_start(sequence, num_cached)
+            missing = sequence.num_tokens - sequence.num_computed
+            self._enter(sequence, min(missing, plan.budget), plan)
+
+    def _enter(self, sequence: Sequence, count: int, plan: StepPlan) -> None:
+        """Put the next `count` tokens of a sequence, which has their blocks, into the step."""
+        table, start = sequence.block_table, sequence.num_computed
+        end = start + count
+        new_blocks: tuple[int, ...] = ()
+        if len(table) > sequence.num_sent_blocks:
+            new_blocks = tuple(table[sequence.num_sent_blocks :])
+            sequence.num_sent_blocks = len(table)
+        samples = end == len(sequence.token_ids) + sequence.num_pending
+        plan.scheduled.append(
+            ScheduledSequence(slot_of(sequence), start, count, new_blocks, (), samples)
+        )
+        plan.sequences.append(sequence)
+        plan.budget -= count
+        sequence.num_written, sequence.num_computed = start, end
+        sequence.num_pending += samples
+        block_size = self._residency.block_size
+        if end // block_size > sequence.num_registered_blocks:
+            self._residency.register_full_blocks(sequence)
+
+    def _yield_to_higher_rank(self) -> None:
+        """Preempt running sequences that the first waiting one outranks, if that lets it start."""
+        sequence = self._waiting.first()
+        if sequence is None or not self._running:
+            return
+        outranked = [s for s in self._running if self._policy.outranks(sequence, s)]
+        within_reach = self._pool.num_free + sum(len(s.block_table) for s in outranked)
+        if self._residency.blocks_for(sequence.num_tokens) > within_reach:
+            return
+        while outranked and not self._residency.can_start(sequence):
+            self._preempt(outranked.pop())
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take slot and blocks away; the sequence is computed again when its turn comes."""
+        self._running.remove(sequence)
+        self._residency.stop(sequence)
+        sequence.num_written = sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        self._stats = self._stats._replace(total_preemptions=self._stats.total_preemptions + 1)
+        self._waiting.push(sequence)
+
+    # --- a step: update -----------------------------------------------------------------------
+
+    def update(self, output: StepOutput, now: float) -> list[TokenDelta]:
+        """Take the oldest step's output; the deltas of the sequences that it moved on."""
+        done = self._in_flight.popleft()
+        if output.step_id != done.step.step_id:
+            raise InvariantError(f"output of step {output.step_id}, expected {done.step.step_id}")
+        self._residency.step_ended()
+        deltas, num_generated = [], 0
+        for sequence, planned, result in zip(
+            done.sequences, done.step.sequences, output.sequences, strict=True
+        ):
+            if sequence.finish_reason is not None:
+                continue  # ended while the step ran
+            sequence.num_pending -= planned.samples
+            if result.error is not None:
+                deltas.append(self._finish(sequence, FinishReason.ERROR, now, error=result.error))
+                continue
+            if result.prompt_logprobs and sequence.prompt_logprobs is not None:
+                # A preempted prompt is computed again: overwrite from where this chunk begins.
+                sequence.prompt_logprobs[planned.start + 1 :] = result.prompt_logprobs
+            if planned.samples:
+                delta = self._append_tokens(sequence, result, now)
+                num_generated += len(delta.token_ids)
+                deltas.append(delta)
+        self._stats = self._stats._replace(
+            total_generated_tokens=self._stats.total_generated_tokens + num_generated
+        )
+        return deltas
+
+    def _append_tokens(self, sequence: Sequence, result: SequenceOutput, now: float) -> TokenDelta:
+        """Add generated tokens up to the first that ends the sequence."""
+        if sequence.first_token_time is None:
+            sequence.first_token_time = now
+            if sequence.index == 0:
+                self._release_forks(sequence.request.request_id)
+        reason: FinishReason | None = None
+        accepted = 0
+        for token in result.token_ids:
+            sequence.token_ids.append(token)
+            accepted += 1
+            reason = _finish_reason(sequence, token)
+            if reason is not None:
+                break
+        delta = TokenDelta(
+            sequence.request.request_id,
+            sequence.index,
+            result.token_ids[:accepted],
+            None if result.logprobs is None else result.logprobs[:accepted],
+            num_cached_tokens=sequence.num_cached_tokens,
+        )
+        if sequence.prompt_logprobs is not None:
+            delta = delta._replace(prompt_logprobs=tuple(sequence.prompt_logprobs))
+            sequence.prompt_logprobs = None
+        if reason is None:
+            return delta
+        stopped_by = token if token in sequence.request.sampling.stop_token_ids else None
+        final = self._finish(sequence, reason, now)
+        return final._replace(
+            token_ids=delta.token_ids,
+            logprobs=delta.logprobs,
+            prompt_logprobs=delta.prompt_logprobs,
+            stop_token_id=stopped_by if reason is FinishReason.STOP else None,
+        )
+
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, now: float, error: str | None = None
+    ) -> TokenDelta:
+        """End a sequence wherever it is; its final delta."""
+        request = sequence.request
+        if sequence.slot is not None:
+            self._running.remove(sequence)
+            self._residency.stop(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        else:
+            self._forks[request.request_id].remove(sequence)
+        sequence.finish_reason = reason
+        if sequence.index == 0:
+            self._release_forks(request.request_id)
+            self._num_unstarted -= sequence.first_scheduled_time is None
+        group = self._sequences[request.request_id]
+        group.remove(sequence)
+        if not group:
+            del self._sequences[request.request_id]
+        times = RequestTimes(
+            request.arrival_time, sequence.first_scheduled_time, sequence.first_token_time, now
+        )
+        return TokenDelta(
+            request.request_id,
+            sequence.index,
+            (),
+            finish_reason=reason,
+            num_cached_tokens=sequence.num_cached_tokens,
+            num_preemptions=sequence.num_preemptions,
+            times=times,
+            error=error,
+        )
+
+    # --- small parts --------------------------------------------------------------------------
+
+    def _unfinished(self) -> list[Sequence]:
+        return [sequence for group in self._sequences.values() for sequence in group]
+
+    def _new_sequence(self, request: Request, index: int) -> Sequence:
+        self._num_added += 1
+        sequence = Sequence(request, index, self._num_added, sequence_seed(request.seed, index))
+        sequence.order = self._policy.order(sequence)
+        return sequence
+
+    def _release_forks(self, request_id: str) -> None:
+        """The first sequence has its prompt computed, or never will: let its siblings start."""
+        for sequence in self._forks.pop(request_id, ()):
+            self._waiting.push(sequence)
+
+    def _count_first_start(self, sequence: Sequence, num_cached: int) -> None:
+        sequence.num_cached_tokens = num_cached
+        self._num_unstarted -= 1
+        stats = self._stats
+        queries = sequence.num_prompt_tokens if self._pool.enable_prefix_caching else 0
+        self._stats = stats._replace(
+            total_prompt_tokens=stats.total_prompt_tokens + sequence.num_prompt_tokens,
+            total_prefix_queries=stats.total_prefix_queries + queries,
+            total_prefix_hits=stats.total_prefix_hits + num_cached,
+        )
+
+    def _check_fits(self, request: Request) -> None:
+        if request.request_id in self._sequences:
+            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        num_prompt, longest = (
+            request.num_prompt_tokens,
+            request.num_prompt_tokens + request.max_tokens,
+        )
+        wanted = f"prompt ({num_prompt} tokens) and output (up to {request.max_tokens})"
+        if longest > self._max_model_len:
+            raise RequestError(
+                f"{wanted} exceed the model's length of {self._max_model_len} tokens; lower "
+                "max_tokens or shorten the prompt",
+                param="max_tokens",
+            )
+        needed = self._residency.blocks_for(longest)
+        if needed > self._pool.num_blocks:
+            raise RequestError(
+                f"{wanted} need {needed} KV blocks of {self._residency.block_size} tokens; there "
+                f"are {self._pool.num_blocks}. Lower max_tokens, or give the server more KV "
+                "memory (--kv-cache-memory-bytes).",
+                param="max_tokens",
+            )
+
+    def _check_queue(self) -> None:
+        limit = self._max_num_queued_reqs
+        if limit is not None and self._num_unstarted >= limit + self._residency.num_free_slots:
+            raise QueueFullError(
+                "The engine is currently busy and cannot accept new requests: "
+                f"{self._num_unstarted} wait (--max-num-queued-reqs {limit}). Please retry later."
+            )
+
+
+def _finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
+    """Whether `token`, the sequence's newest, ends it."""
+    request, count = sequence.request, sequence.num_output_tokens
+    if count > request.sampling.min_tokens and (
+        token in request.eos_token_ids or token in request.sampling.stop_token_ids
+    ):
+        return FinishReason.STOP
+    return FinishReason.LENGTH if count >= request.max_tokens else None

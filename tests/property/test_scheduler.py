@@ -1,0 +1,205 @@
+"""Random arrivals, aborts, forks, sharing and scarcity: whatever happens, the tokens are right and
+nothing leaks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.core.errors import RequestError
+from octavo.core.request import FinishReason, Request
+from octavo.core.step import TokenDelta
+from octavo.executor.base import StepFailedError
+from support.truth import TruthExecutor, continuation, make_request, make_scheduler
+
+
+@dataclass
+class Arrival:
+    request: Request
+    at: int
+    abort_after: int | None
+    stop_index_after: int | None
+
+
+@dataclass
+class World:
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    budget: int
+    depth: int
+    prefix_caching: bool
+    policy: str
+    arrivals: list[Arrival]
+    fail_at: frozenset[int] = field(default_factory=frozenset)
+
+
+@st.composite
+def worlds(draw: st.DrawFn, *, failures: bool = False) -> World:
+    block_size = draw(st.sampled_from([1, 2, 4, 7]))
+    num_blocks = draw(st.integers(3, 40))
+    prefixes = draw(st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=3))
+    arrivals = []
+    for number in range(draw(st.integers(1, 10))):
+        own = draw(st.lists(st.integers(0, 3), min_size=1, max_size=20))
+        request = make_request(
+            str(number),
+            draw(st.sampled_from(prefixes)) + own,
+            draw(st.integers(1, 12)),
+            seed=draw(st.integers(0, 2)),
+            priority=draw(st.integers(0, 2)),
+            cache_salt=draw(st.sampled_from(["", "", "b"])),
+            eos=range(draw(st.sampled_from([0, 100]))),
+            n=draw(st.sampled_from([1, 1, 1, 2, 4])),
+            prompt_logprobs=draw(st.sampled_from([None, None, 0])),
+        )
+        arrivals.append(
+            Arrival(
+                request,
+                at=draw(st.integers(0, 15)),
+                abort_after=draw(st.sampled_from([None, None, None, 0, 1, 5])),
+                stop_index_after=draw(st.sampled_from([None, None, None, 0, 3])),
+            )
+        )
+    return World(
+        num_blocks,
+        block_size,
+        max_num_seqs=draw(st.integers(1, 6)),
+        budget=draw(st.sampled_from([1, 2, 3, 8, 16, 64])),
+        depth=draw(st.sampled_from([1, 1, 2, 3])),
+        prefix_caching=draw(st.booleans()),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        arrivals=arrivals,
+        fail_at=frozenset(draw(st.sets(st.integers(1, 20), max_size=2)))
+        if failures
+        else frozenset(),
+    )
+
+
+class Run:
+    """Plays a world and checks what can be checked after every step."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.scheduler, self.pool = make_scheduler(
+            world.num_blocks,
+            block_size=world.block_size,
+            policy=world.policy,
+            max_num_seqs=world.max_num_seqs,
+            budget=world.budget,
+            prefix_caching=world.prefix_caching,
+        )
+        self.executor = TruthExecutor(
+            world.num_blocks, world.block_size, depth=world.depth, fail_at=world.fail_at
+        )
+        self.outputs: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.finals: dict[tuple[str, int], TokenDelta] = {}
+        self.prompt_logprobs: dict[str, int] = {}
+        self.refused: set[str] = set()
+        self.ended: set[tuple[str, int]] = set()
+
+    def take(self, deltas: list[TokenDelta]) -> None:
+        for delta in deltas:
+            key = (delta.request_id, delta.index)
+            assert key not in self.finals, "a delta after the final one"
+            self.outputs[key] += delta.token_ids
+            if delta.prompt_logprobs is not None:
+                assert delta.request_id not in self.prompt_logprobs
+                self.prompt_logprobs[delta.request_id] = len(delta.prompt_logprobs)
+            if delta.finish_reason is not None:
+                self.finals[key] = delta
+
+    def play(self) -> None:
+        world, pending, tick = self.world, deque(), 0
+        todo = sorted(world.arrivals, key=lambda a: a.at)
+        idle_limit = 5000
+        while todo or pending or self.scheduler.has_unfinished:
+            while todo and todo[0].at <= tick:
+                self.arrive(todo.pop(0).request)
+            for arrival in world.arrivals:
+                self.interrupt(arrival, tick)
+            while len(pending) < world.depth:
+                step = self.scheduler.schedule(float(tick))
+                if step is None:
+                    break
+                self.check_step(step)
+                pending.append(self.executor.submit(step))
+            if pending:
+                try:
+                    output = pending.popleft().result()
+                except StepFailedError as error:
+                    pending.clear()
+                    self.take(self.scheduler.fail(str(error), float(tick), running_only=True))
+                else:
+                    self.take(self.scheduler.update(output, float(tick)))
+            elif self.scheduler.has_unfinished:
+                pytest.fail("requests wait but nothing is scheduled")
+            tick += 1
+            assert tick < idle_limit, "no end in sight"
+
+    def arrive(self, request: Request) -> None:
+        try:
+            self.scheduler.add(request)
+        except RequestError:
+            longest = request.num_prompt_tokens + request.max_tokens
+            assert -(-longest // self.world.block_size) > self.world.num_blocks
+            self.refused.add(request.request_id)
+
+    def interrupt(self, arrival: Arrival, tick: int) -> None:
+        request_id = arrival.request.request_id
+        if arrival.abort_after is not None and tick == arrival.at + arrival.abort_after:
+            deltas = self.scheduler.end(request_id, None, FinishReason.ABORT, float(tick))
+            self.ended |= {(d.request_id, d.index) for d in deltas}
+            self.take(deltas)
+        if arrival.stop_index_after is not None and tick == arrival.at + arrival.stop_index_after:
+            deltas = self.scheduler.end(request_id, 0, FinishReason.STOP, float(tick))
+            self.ended |= {(d.request_id, d.index) for d in deltas}
+            self.take(deltas)
+
+    def check_step(self, step) -> None:  # type: ignore[no-untyped-def]
+        assert 0 < step.num_tokens <= self.world.budget
+        assert sum(s.num_tokens for s in step.sequences) == step.num_tokens
+        slots = [s.slot for s in step.sequences]
+        assert len(set(slots)) == len(slots) <= self.world.max_num_seqs
+        assert {b.slot for b in step.bindings} <= set(slots)
+
+    def check_end(self) -> None:
+        assert self.pool.num_free == self.world.num_blocks, "blocks leaked"
+        for arrival in self.world.arrivals:
+            request = arrival.request
+            if request.request_id in self.refused:
+                continue
+            for index in range(request.sampling.n):
+                key = (request.request_id, index)
+                final = self.finals[key]  # exactly one: `take` refuses a second
+                expected = continuation(request, index)
+                output = self.outputs[key]
+                if key in self.ended or final.finish_reason is FinishReason.ERROR:
+                    assert output == expected[: len(output)]
+                    continue
+                assert output == expected
+                if index == 0 and request.sampling.prompt_logprobs is not None:
+                    assert self.prompt_logprobs[request.request_id] == request.num_prompt_tokens
+        stats = self.scheduler.stats()
+        assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds())
+def test_tokens_are_right_and_nothing_leaks(world: World) -> None:
+    run = Run(world)
+    run.play()
+    run.check_end()
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(failures=True))
+def test_failed_steps_end_their_requests_only(world: World) -> None:
+    run = Run(world)
+    run.play()
+    run.check_end()

@@ -1,0 +1,215 @@
+"""A model small enough to be the truth: it computes nothing, but checks every cell of the paged
+cache.
+
+The "key and value" of a token is a hash of all tokens up to it. Before a token is sampled, every
+cached cell that its sequence can see must hold the hash of exactly that prefix, whoever wrote it;
+the sampled token is a function of the prefix, the seed and the position. So wrong block tables,
+early reuse of blocks, lost copies, wrong positions and stale prefixes all show, as an exception or
+as a token that differs from `continuation`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.seeds import sequence_seed
+from octavo.core.step import ScheduledStep, SequenceOutput, StepOutput, TokenLogprobs
+from octavo.executor.base import StepFailedError
+from octavo.kvcache.block_pool import BlockPool
+from octavo.scheduler.policies import policy_named
+from octavo.scheduler.scheduler import Scheduler
+
+VOCAB_SIZE = 1000
+
+
+def extend(state: int, token: int) -> int:
+    return zlib.crc32(token.to_bytes(4, "little"), state)
+
+
+def next_token(state: int, seed: int, position: int) -> int:
+    return zlib.crc32(f"{seed}/{position}".encode(), state) % VOCAB_SIZE
+
+
+def continuation(request: Request, index: int = 0) -> list[int]:
+    """What the sequence must generate if nothing goes wrong, its ends by token ids included."""
+    state, tokens = 0, list(request.prompt_token_ids)
+    for token in tokens:
+        state = extend(state, token)
+    seed = sequence_seed(request.seed, index)
+    output: list[int] = []
+    stops = request.eos_token_ids | set(request.sampling.stop_token_ids)
+    while len(output) < request.max_tokens:
+        token = next_token(state, seed, len(tokens) + len(output))
+        output.append(token)
+        state = extend(state, token)
+        if token in stops and len(output) > request.sampling.min_tokens:
+            break
+    return output
+
+
+class _Slot:
+    def __init__(self, tokens: Sequence[int], num_prompt: int, seed: int, logprobs: bool) -> None:
+        self.tokens = list(tokens)
+        self.num_prompt = num_prompt
+        self.seed = seed
+        self.prompt_logprobs = logprobs
+        self.table: list[int] = []
+
+
+class TruthExecutor:
+    """Runs steps when their result is asked for, or at once; both orders must be right.
+
+    fail_at: step ids that fail. before_step: called with each step before it runs.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        depth: int = 1,
+        fail_at: frozenset[int] = frozenset(),
+        before_step: Callable[[ScheduledStep], None] = lambda step: None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.max_steps_in_flight = depth
+        self._block_size = block_size
+        self._cells: list[int | None] = [None] * (num_blocks * block_size)
+        self._slots: dict[int, _Slot] = {}
+        self._fail_at = fail_at
+        self._before_step = before_step
+        self._is_poisoned = False
+        self.steps: list[ScheduledStep] = []
+        self.is_shut_down = False
+
+    def submit(self, step: ScheduledStep) -> _Pending:
+        self._before_step(step)
+        self.steps.append(step)
+        # Until a failure is known, the steps behind it build on what it left undone: they fail too.
+        if step.step_id in self._fail_at or self._is_poisoned:
+            self._is_poisoned = True
+            return _Pending(self, None)
+        return _Pending(self, self._run(step))
+
+    def failure_is_known(self) -> None:
+        self._is_poisoned = False
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+    def _run(self, step: ScheduledStep) -> StepOutput:
+        for binding in step.bindings:
+            asked = binding.sampling.prompt_logprobs is not None
+            self._slots[binding.slot] = _Slot(
+                binding.token_ids, binding.num_prompt_tokens, binding.seed, asked
+            )
+        for planned in step.sequences:
+            self._slots[planned.slot].table.extend(planned.new_block_ids)
+        size = self._block_size
+        for copy in step.block_copies:
+            cells = self._cells[copy.source * size : (copy.source + 1) * size]
+            self._cells[copy.target * size : (copy.target + 1) * size] = cells
+            self._slots[copy.slot].table[copy.index] = copy.target
+        written: set[int] = set()
+        for planned in step.sequences:
+            slot = self._slots[planned.slot]
+            assert planned.num_tokens > 0
+            end = planned.start + planned.num_tokens
+            assert planned.samples == (end == len(slot.tokens))
+            state = 0
+            for position, token in enumerate(slot.tokens[:end]):
+                state = extend(state, token)
+                if position >= planned.start:
+                    cell = self._cell(slot, position)
+                    assert cell not in written, "two sequences write one cell in one step"
+                    written.add(cell)
+                    self._cells[cell] = state
+        return StepOutput(step.step_id, [self._read(planned) for planned in step.sequences])
+
+    def _read(self, planned) -> SequenceOutput:  # type: ignore[no-untyped-def]
+        slot = self._slots[planned.slot]
+        end = planned.start + planned.num_tokens
+        state = 0
+        for position, token in enumerate(slot.tokens[:end]):
+            state = extend(state, token)
+            found = self._cells[self._cell(slot, position)]
+            assert found == state, f"slot {planned.slot}: position {position} holds another prefix"
+        prompt_logprobs = None
+        if slot.prompt_logprobs:
+            last = min(end, slot.num_prompt - 1)
+            prompt_logprobs = tuple(
+                TokenLogprobs(slot.tokens[i], -float(i), 1, ())
+                for i in range(planned.start + 1, last + 1)
+            )
+        if not planned.samples:
+            return SequenceOutput(planned.slot, (), prompt_logprobs=prompt_logprobs)
+        token = next_token(state, slot.seed, end)
+        slot.tokens.append(token)
+        return SequenceOutput(planned.slot, (token,), prompt_logprobs=prompt_logprobs)
+
+    def _cell(self, slot: _Slot, position: int) -> int:
+        block, offset = divmod(position, self._block_size)
+        return slot.table[block] * self._block_size + offset
+
+
+class _Pending:
+    def __init__(self, executor: TruthExecutor, output: StepOutput | None) -> None:
+        self._executor = executor
+        self._output = output
+
+    def result(self) -> StepOutput:
+        if self._output is None:
+            self._executor.failure_is_known()
+            raise StepFailedError("the step failed")
+        return self._output
+
+
+def make_request(
+    request_id: str,
+    prompt: Sequence[int],
+    max_tokens: int = 8,
+    *,
+    seed: int = 0,
+    priority: int = 0,
+    cache_salt: str = "",
+    eos: Sequence[int] = (),
+    **sampling: object,
+) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        sampling=params,
+        max_tokens=max_tokens,
+        seed=seed,
+        eos_token_ids=frozenset(eos),
+        priority=priority,
+        cache_salt=cache_salt,
+    )
+
+
+def make_scheduler(
+    num_blocks: int = 64,
+    *,
+    block_size: int = 4,
+    policy: str = "fcfs",
+    max_num_seqs: int = 8,
+    budget: int = 64,
+    max_model_len: int = 10_000,
+    prefix_caching: bool = True,
+    max_num_queued_reqs: int | None = None,
+) -> tuple[Scheduler, BlockPool]:
+    pool = BlockPool(num_blocks, enable_prefix_caching=prefix_caching)
+    scheduler = Scheduler(
+        pool,
+        policy_named(policy),
+        block_size=block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+        max_num_queued_reqs=max_num_queued_reqs,
+    )
+    return scheduler, pool
