@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import Regex, normalizers, pre_tokenizers
+
+from octavo.core.errors import ConfigError
+from octavo.text.tokenizer import Tokenizer
+from support.tiny_tokenizers import CONTROL, text_assets, train_byte_level
+
+_WORDS = [
+    "hello", "it's", "DON'T", "we'LL", "12345", "3.14159", "1,000,000", "ño", "naïve",
+    "你好世界", "私の犬", "한국어", "😀👩\u200d👩\u200d👧", "🌶️", "\t", "\n", "\n\n", "\r\n", "   ",
+    "def f(x):\n    return x*2", "<|im_start|>", "<|im_end|>user", "x² ½ Ⅷ ٣٤", "é",
+    "\xa0", "…", "“q”", "http://a.b/c?d=1&e=2", "#$%^&*()", "A1B2", "    \t  x",
+    "\u200b", "camelCaseWORD", "ΑΒΓδε", "a/b/\nc",
+]  # fmt: skip
+
+
+def diverse_texts() -> list[str]:
+    """About 200 strings: QNT-10's list, alone and joined."""
+    rng = random.Random(0)
+    joined = [
+        rng.choice(["", " ", "  ", "\n"]).join(rng.choices(_WORDS, k=rng.randint(2, 6)))
+        for _ in range(170)
+    ]
+    return _WORDS + joined
+
+
+# As in the tokenizer.json of Llama 3, Qwen 2.5 and Mistral Nemo.
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_NEMO = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+_GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+_DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2])
+_FAMILIES = {
+    "gpt-2": (_GPT2, None),
+    "smollm": (_DIGITS, None),
+    "llama-bpe": (_split(_LLAMA3), None),
+    "qwen2": (_split(_QWEN2), normalizers.NFC()),
+    "tekken": (_split(_NEMO), None),
+}
+
+
+def byte_level_metadata(backend: tokenizers.Tokenizer, pre: str) -> dict[str, Any]:
+    model = json.loads(backend.to_str())["model"]
+    tokens = sorted(backend.get_vocab(), key=backend.get_vocab().__getitem__)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token in CONTROL else 1 for token in tokens],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+
+
+@pytest.mark.parametrize("pre", _FAMILIES)
+def test_qnt_10_same_ids_as_the_original(pre: str) -> None:
+    original = train_byte_level(*_FAMILIES[pre])
+    rebuilt = Tokenizer.from_assets(text_assets(gguf=byte_level_metadata(original, pre)))
+    for text in diverse_texts():
+        ids = rebuilt.encode(text, add_special_tokens=False)
+        assert ids == original.encode(text).ids, text
+        assert rebuilt.decode(ids, skip_special_tokens=False) == (
+            text if pre != "qwen2" else normalizers.NFC().normalize_str(text)
+        )
+
+
+@pytest.mark.parametrize("pre", [None, "default", "kawaii"])
+def test_qnt_10_unknown_pre_tokenizers_are_refused(pre: str | None) -> None:
+    metadata = byte_level_metadata(train_byte_level(_GPT2), "gpt-2")
+    metadata["tokenizer.ggml.pre"] = pre
+    with pytest.raises(ConfigError, match=r"known: gpt-2, llama-bpe, .*smollm"):
+        Tokenizer.from_assets(text_assets(gguf=metadata))
+
+
+@pytest.mark.parametrize(
+    ("pre", "add_bos", "starts_with_bos"),
+    [
+        ("smollm", None, False),
+        ("smollm", True, True),
+        ("llama-bpe", None, True),
+        ("llama-bpe", False, False),
+    ],
+)
+def test_bos_follows_add_bos_token(pre: str, add_bos: bool | None, starts_with_bos: bool) -> None:
+    metadata = byte_level_metadata(train_byte_level(_FAMILIES[pre][0]), pre)
+    if add_bos is not None:
+        metadata["tokenizer.ggml.add_bos_token"] = add_bos
+    metadata["tokenizer.ggml.add_eos_token"] = True
+    ids = Tokenizer.from_assets(text_assets(gguf=metadata)).encode("hello")
+    assert (ids[0] == 0) is starts_with_bos
+    assert ids[-1] == 2
+
+
+def _sentencepiece_bpe(text: str, scores: dict[str, float], vocab: dict[str, int]) -> list[int]:
+    """SentencePiece's rule, written out: join the best-scored adjacent pair, leftmost first."""
+    symbols = list(text)
+    while True:
+        pairs = [
+            (-scores[left + right], i)
+            for i, (left, right) in enumerate(itertools.pairwise(symbols))
+            if left + right in scores
+        ]
+        if not pairs:
+            break
+        _, i = min(pairs)
+        symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
+    ids: list[int] = []
+    for symbol in symbols:
+        ids += (
+            [vocab[symbol]]
+            if symbol in scores
+            else [vocab[f"<0x{byte:02X}>"] for byte in symbol.encode()]
+        )
+    return ids
+
+
+@pytest.mark.parametrize("space_prefix", [True, False])
+def test_qnt_10_sentencepiece_merges_by_score(
+    space_prefix: bool, sentencepiece_gguf: dict[str, Any]
+) -> None:
+    gguf = sentencepiece_gguf | {"tokenizer.ggml.add_space_prefix": space_prefix}
+    tokenizer = Tokenizer.from_assets(text_assets(gguf=gguf))
+    tokens, types = gguf["tokenizer.ggml.tokens"], gguf["tokenizer.ggml.token_type"]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    scores = {
+        token: score
+        for token, score, kind in zip(tokens, gguf["tokenizer.ggml.scores"], types, strict=True)
+        if kind == 1
+    }
+    for text in diverse_texts():
+        marked = ("▁" if space_prefix else "") + text.replace(" ", "▁")
+        ids = tokenizer.encode(text)
+        assert ids == [1, *_sentencepiece_bpe(marked, scores, vocab)], text
+        assert tokenizer.decode(ids) == text
+
+
+def test_user_defined_tokens_are_whole_but_not_special(sentencepiece_gguf: dict[str, Any]) -> None:
+    # Gemma's runs of spaces: written with real spaces, matched before anything is split.
+    gguf = dict(sentencepiece_gguf)
+    for key, value in (("tokens", "  "), ("scores", -1e3), ("token_type", 4)):
+        gguf[f"tokenizer.ggml.{key}"] = [*gguf[f"tokenizer.ggml.{key}"], value]
+    tokenizer = Tokenizer.from_assets(text_assets(gguf=gguf))
+    spaces = tokenizer.vocab_size - 1
+    ids = tokenizer.encode("a  b", add_special_tokens=False)
+    assert spaces in ids
+    assert not tokenizer.is_special(spaces)
+    assert tokenizer.token_bytes(spaces) == b"  "
+
+
+def test_several_end_tokens(sentencepiece_gguf: dict[str, Any]) -> None:
+    gguf = sentencepiece_gguf | {"tokenizer.ggml.eot_token_id": 1}
+    assert Tokenizer.from_assets(text_assets(gguf=gguf)).eos_ids == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("model", "t5", "tokenizer.ggml.model is 't5'"),
+        ("scores", [0.0], "scores has 1 entries for"),
+        ("scores", None, "scores has 0 entries for"),
+        ("token_type", [1], "token_type has 1 entries for"),
+        ("eos_token_id", 10**6, "eos_token_id is 1000000, but"),
+        ("bos_token_id", None, "add_bos_token is true, but bos_token_id is None"),
+    ],
+)
+def test_contradictory_metadata_is_refused(
+    key: str,
+    value: Any,
+    message: str,
+    sentencepiece_gguf: dict[str, Any],
+) -> None:
+    gguf = sentencepiece_gguf | {
+        "tokenizer.ggml.add_bos_token": True,
+        f"tokenizer.ggml.{key}": value,
+    }
+    with pytest.raises(ConfigError, match=message):
+        Tokenizer.from_assets(text_assets(gguf=gguf))
+
+
+def test_merges_of_unknown_pieces_are_refused() -> None:
+    metadata = byte_level_metadata(train_byte_level(_GPT2), "gpt-2")
+    metadata["tokenizer.ggml.merges"] = ["zz qq"]
+    with pytest.raises(ConfigError, match="merges does not fit the vocabulary"):
+        Tokenizer.from_assets(text_assets(gguf=metadata))
+
+
+@pytest.mark.real
+def test_qnt_10_default_model() -> None:
+    """Ids of SmolLM2's own tokenizer for these texts, as other engines' self-tests have them."""
+    from octavo.weights import open_checkpoint
+
+    tokenizer = Tokenizer.from_assets(open_checkpoint("default").text_assets())
+    known = {
+        "Hello, we can use": [19556, 28, 392, 416, 722],
+        "The capital of France is": [504, 3575, 282, 4649, 314],
+        "\n": [198],
+        "Hello world! 123": [19556, 905, 17, 216, 33, 34, 35],
+        "Café déjà vu.": [51, 1939, 2756, 32564, 90, 16739, 386, 101, 30],
+        "  multiple   spaces": [216, 2701, 256, 5600],
+    }
+    assert {text: tokenizer.encode(text) for text in known} == known
+    assert tokenizer.encode("<|im_start|>") == [1]
+    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_ids) == (49152, 1, (2,))
+    for text in diverse_texts():
+        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text

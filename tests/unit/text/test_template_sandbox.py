@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jinja2
+import pytest
+
+from octavo.text.template_sandbox import TemplateEnvironment, metered
+
+BIG = "b" * 1_000_000
+
+
+def render(source: str, **variables: Any) -> str:
+    template = TemplateEnvironment().from_string(source)
+    with metered():
+        return template.render(variables)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+        "{% for i in big %}{% for j in big %}{% endfor %}{% endfor %}",
+        "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ range(10**9) | list }}",
+        "{{ 'a' * 10**10 }}",
+        "{{ 10**10 * 'a' }}",
+        "{{ [1] * 10**10 }}",
+        "{{ 10**100000 }}",
+        "{% set n = namespace(x=7) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        "{% set n = namespace(x=big) %}"
+        "{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x=big) %}"
+        "{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='\\\\') %}"
+        "{% for i in range(60) %}{% set n.x = n.x | tojson %}{% endfor %}",
+        "{% set n = namespace(l=[]) %}"
+        "{% for i in range(99999) %}{% set n.l = n.l + [big ~ i] %}{% endfor %}",
+        "{% for c in big %}{% set x = big[1:] %}{% endfor %}",
+        "{% set x %}{% for i in range(100000) %}{{ big }}{% endfor %}{% endset %}",
+        "{% set x %}{% for i in range(100000) %}" + "a" * 5000 + "{% endfor %}{% endset %}",
+        "{{ [big] * 1000 }}",
+        "{{ ([big] * 1000) | join }}",
+        "{{ ([big] * 1000) | string }}",
+        "{{ ([big] * 1000) | tojson }}",
+        "{{ [[[1] * 1000] * 1000] * 1000 }}",
+        "{{ '' ~ ([big] * 1000) }}",
+        "{{ ','.join([big] * 1000) }}",
+        "{{ big | replace('b', big) }}",
+        "{{ big.replace('b', big) }}",
+        "{{ '%999999999d' % 3 }}",
+        "{{ '%*d' % (10**9, 3) }}",
+        "{{ '%999999999d' | format(3) }}",
+        "{{ '{:999999999}'.format(3) }}",
+        "{{ '{:{}}'.format(3, 10**9) }}",
+        "{{ ('{0}' * 1000).format(big) }}",
+        "{{ 'a'.center(10**9) }}",
+        "{{ 'a'.zfill(10**9) }}",
+        "{{ 'a' | center(10**9) }}",
+        "{{ 'a\nb' | indent(10**9) }}",
+        "{{ [1] | tojson(indent=10**9) }}",
+        "{{ [1, 2] | tojson(separators=(big, big)) }}",
+        "{{ strftime_now('%999999Y') }}",
+        "{{ lipsum(10**9) }}",
+    ],
+)
+def test_explosions_are_refused_quickly(source: str) -> None:
+    start = time.perf_counter()
+    with pytest.raises((jinja2.TemplateError, OverflowError, RecursionError)):
+        render(source, big=BIG)
+    assert time.perf_counter() - start < 10
+
+
+def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.text.template_sandbox.MAX_SECONDS", 0.0)
+    with pytest.raises(jinja2.TemplateError, match="for more than 0 seconds"):
+        render("{% for i in [1] %}{% endfor %}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ [].append(1) }}",
+        "{{ {}.update(a=1) }}",
+        "{{ '{0.__class__.__mro__}'.format(1) }}",
+        "{{ 'a'.encode() }}",
+    ],
+)
+def test_python_is_out_of_reach(source: str) -> None:
+    with pytest.raises(jinja2.TemplateError, match="unsafe"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "{% for i in x %}\n  {% if i == 2 %}\n{% continue %}\n  {% endif %}\n"
+            "{{ i }}\n{% endfor %}",
+            "1\n3\n",
+        ),
+        ("{% for i in x %}{{ loop.index }}{{ '.' if loop.last else ',' }}{% endfor %}", "1,2,3."),
+        ("{{ {'a': 'é<'} | tojson }}{{ [1] | tojson(indent=1) }}", '{"a": "é<"}[\n 1\n]'),
+        ("{{ 'a' ~ 1 ~ none ~ missing }}", "a1None"),
+        ("{{ x[1:] }}{{ x[::-1] }}{{ 'abc'[:2] }}", "[2, 3][3, 2, 1]ab"),
+        ("{{ x | map('string') | join('+') }}{{ ', '.join(['a', 'b']) }}", "1+2+3a, b"),
+        ("{{ '%s-%03d' % ('a', 7) }}{{ '%(k)s' % {'k': 1} }}{{ '%s' | format('q') }}", "a-0071q"),
+        ("{{ '{a:>3}|{}'.format(1, a=2) }}", "  2|1"),
+        ("{{ 'a\nb' | indent(2) }}", "a\n  b"),
+        ("{{ 'xax'.replace('x', 'y') }}{{ 'xax' | replace('x', 'z', 1) }}", "yayzax"),
+        ("{{ 2 * 3 }}{{ 2 ** 5 }}{{ 7 % 4 }}{{ 'ab' * 2 }}", "6323abab"),
+        ("{% macro f(a) %}<{{ a }}>{% endmacro %}{{ f(1) ~ f(2) }}", "<1><2>"),
+        ("{% set n = namespace(v=0) %}{% for i in x %}{% set n.v = i %}{% endfor %}{{ n.v }}", "3"),
+        ("{% generation %}said{% endgeneration %}", "said"),
+        ("{% for k, v in {'b': 1, 'a': 2} | dictsort %}{{ k }}{{ v }}{% endfor %}", "a2b1"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+    ],
+)
+def test_ordinary_templates_work(source: str, expected: str) -> None:
+    assert render(source, x=[1, 2, 3]) == expected
+
+
+def test_a_template_can_say_what_is_wrong() -> None:
+    with pytest.raises(jinja2.TemplateError, match=r"^roles must alternate$"):
+        render("{{ raise_exception('roles must alternate') }}")
+
+
+def test_a_long_conversation_fits_the_bounds() -> None:
+    messages = [{"role": "user", "content": "word " * 200} for _ in range(2000)]
+    source = (
+        "{% for m in messages %}{% set c = m.role ~ '\n' ~ m.content | trim %}"
+        "{{ '<' + c + '>' }}{% endfor %}"
+    )
+    assert len(render(source, messages=messages)) > 2_000_000
+
+
+def test_renderings_are_counted_apart() -> None:
+    template = TemplateEnvironment().from_string("{% for i in range(90000) %}{% endfor %}")
+    for _ in range(15):
+        with metered():
+            template.render()
