@@ -1,0 +1,274 @@
+"""From a configuration to running parts. The one place that knows them all; the parts don't know
+each other.
+
+The engine side (weights, backend, runner, scheduler) is built by `build_engine`, in whichever
+process the engine runs; the text side (tokenizer, chat template, defaults) by `load_text` and
+`served_model`, where requests arrive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from octavo.config import Config, ModelConfig
+from octavo.core.clock import monotonic
+from octavo.core.errors import ConfigError, OctavoError
+from octavo.core.sampling_params import SamplingParams
+from octavo.text.served_model import ServedModel
+from octavo.weights import Checkpoint, TextAssets, open_checkpoint
+
+if TYPE_CHECKING:
+    from octavo.engine.loop import EngineLoop
+    from octavo.ops.backend import Backend
+    from octavo.text.chat_template import ChatTemplate
+    from octavo.text.tokenizer import Tokenizer
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+_BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPE_ALIASES = {"float": "float32", "half": "float16"}
+# Keys of generation_config.json that are sampling parameters here, under our names.
+_GENERATION_KEYS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+class Decision(NamedTuple):
+    """Something that was decided automatically: shown at start, with its reason."""
+
+    what: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What the rest of the program wants to know of a built engine.
+
+    max_model_len: in tokens, after sizing. fingerprint: of weights, configuration and kernels.
+    """
+
+    max_model_len: int
+    num_blocks: int
+    fingerprint: str
+    decisions: tuple[Decision, ...]
+
+
+# --- the engine's side ------------------------------------------------------------------------
+
+
+def open_model(config: ModelConfig) -> Checkpoint:
+    """The model's files; fetched if need be. Raises ConfigError."""
+    return open_checkpoint(
+        config.model,
+        revision=config.revision,
+        download_dir=config.download_dir,
+        token=config.hf_token,
+    )
+
+
+def build_engine(
+    config: Config,
+    vocab_size: int,
+    progress: Progress | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> tuple[EngineLoop, EngineFacts]:
+    """Load the model and put an engine around it. Raises ConfigError.
+
+    vocab_size: token ids that the tokenizer knows; others are never generated. checkpoint: if the
+    model is open already.
+    """
+    from octavo.engine.loop import EngineLoop
+    from octavo.executor.local import LocalExecutor
+    from octavo.kvcache.block_pool import BlockPool
+    from octavo.models.loader import load_weights
+    from octavo.models.registry import build_model
+    from octavo.ops.backend import load_backend
+    from octavo.runner.kv_sizing import decide_num_blocks
+    from octavo.runner.model_runner import ModelRunner
+    from octavo.scheduler.policies import policy_named
+    from octavo.scheduler.scheduler import Scheduler
+
+    checkpoint = checkpoint or open_model(config.model)
+    model = build_model(checkpoint.config)
+    backend = load_backend(
+        config.backend.backend, device=config.backend.device, kernels=config.backend.kernels
+    )
+    dtype, dtype_reason = _dtype(config.model, checkpoint, backend)
+    load_weights(model, checkpoint, backend, dtype, progress)
+    sizing = decide_num_blocks(
+        model.spec,
+        block_size=config.cache.block_size,
+        bytes_per_value=_BYTES_PER_VALUE[dtype],
+        kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
+        free_memory_bytes=backend.free_memory_bytes(),
+        memory_share=config.cache.gpu_memory_utilization,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=_asked_length(config.model, model.spec.max_position),
+    )
+    runner = ModelRunner(
+        model,
+        backend,
+        num_blocks=sizing.num_blocks,
+        block_size=config.cache.block_size,
+        kv_dtype=dtype,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=sizing.max_model_len,
+        vocab_size=vocab_size,
+    )
+    executor = LocalExecutor(runner)
+    scheduler = Scheduler(
+        BlockPool(executor.num_blocks, enable_prefix_caching=config.cache.enable_prefix_caching),
+        policy_named(config.scheduler.scheduling_policy),
+        block_size=config.cache.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_model_len=sizing.max_model_len,
+        max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+    )
+    depth = 2 if config.scheduler.async_scheduling else 1
+    loop = EngineLoop(scheduler, executor, monotonic, depth=depth)
+    decisions = (
+        Decision("device", backend.device, backend.describe()),
+        Decision("dtype", dtype, dtype_reason),
+        Decision("max_model_len", f"{sizing.max_model_len} tokens", _length_reason(config.model)),
+        Decision(
+            "KV cache", f"{sizing.num_blocks * config.cache.block_size} tokens", sizing.reason
+        ),
+    )
+    fingerprint = _fingerprint(checkpoint, config, dtype, backend)
+    return loop, EngineFacts(sizing.max_model_len, sizing.num_blocks, fingerprint, decisions)
+
+
+def _dtype(config: ModelConfig, checkpoint: Checkpoint, backend: Backend) -> tuple[str, str]:
+    stored = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
+    return backend.resolve_dtype(_DTYPE_ALIASES.get(config.dtype, config.dtype), stored)
+
+
+def _asked_length(config: ModelConfig, max_position: int) -> int | None:
+    """Tokens that must fit; None for as many as do."""
+    if config.max_model_len == -1:
+        return None
+    asked = config.max_model_len or max_position
+    if asked > max_position:
+        raise ConfigError(
+            f"--max-model-len {asked} is more than the {max_position} tokens that the model was "
+            f"made for; use {max_position} or less"
+        )
+    return asked
+
+
+def _length_reason(config: ModelConfig) -> str:
+    if config.max_model_len is None:
+        return "what the model was made for"
+    return "the longest that fits" if config.max_model_len == -1 else "set by --max-model-len"
+
+
+def _fingerprint(checkpoint: Checkpoint, config: Config, dtype: str, backend: Backend) -> str:
+    """Replies with equal fingerprints were computed by the same weights, settings and kernels."""
+    tensors = sorted((t.name, t.shape, t.dtype) for t in checkpoint.tensors.values())
+    size = checkpoint.path.stat().st_size
+    kernels = sorted((c.op, c.implementation.name) for c in backend.choices)
+    parts = (checkpoint.name, size, tensors, dtype, config.cache.block_size, kernels)
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return f"octavo-{digest[:12]}"
+
+
+# --- the text's side --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Text:
+    """How the model reads and writes."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+
+
+def load_text(config: ModelConfig, checkpoint: Checkpoint) -> Text:
+    """Tokenizer and chat template: the model's own unless the configuration names others."""
+    from octavo.text.chat_template import ChatTemplate, load_template
+    from octavo.text.tokenizer import Tokenizer
+
+    assets: TextAssets = checkpoint.text_assets()
+    if config.tokenizer is not None:
+        other = replace(config, model=config.tokenizer, tokenizer=None)
+        assets = open_model(other).text_assets()
+    tokenizer = Tokenizer.from_assets(assets, checkpoint.config.get("vocab_size"))
+    override = load_template(config.chat_template) if config.chat_template else None
+    return Text(tokenizer, ChatTemplate.from_assets(assets, tokenizer, override=override))
+
+
+def served_model(
+    config: ModelConfig, checkpoint: Checkpoint, text: Text, facts: EngineFacts
+) -> ServedModel:
+    """The model as clients see it. Raises ConfigError for bad default sampling parameters."""
+    draw = secrets.SystemRandom() if config.seed is None else random.Random(config.seed)
+    return ServedModel(
+        names=tuple(config.served_model_name) or (checkpoint.name,),
+        root=config.model,
+        tokenizer=text.tokenizer,
+        chat_template=text.chat_template,
+        max_model_len=facts.max_model_len,
+        vocab_size=vocab_size(checkpoint, text),
+        eos_token_ids=frozenset(_eos_token_ids(checkpoint, text.tokenizer)),
+        default_sampling=default_sampling(config, checkpoint.generation_config),
+        max_logprobs=config.max_logprobs,
+        fingerprint=facts.fingerprint,
+        created=int(time.time()),
+        draw_seed=partial(draw.getrandbits, 63),
+    )
+
+
+def vocab_size(checkpoint: Checkpoint, text: Text) -> int:
+    """Token ids below it exist for both the tokenizer and the model."""
+    rows = checkpoint.config.get("vocab_size") or text.tokenizer.vocab_size
+    return min(text.tokenizer.vocab_size, int(rows))
+
+
+def default_sampling(config: ModelConfig, generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """SamplingParams fields for requests that are silent about them.
+
+    From the model's generation_config.json unless --generation-config none; `do_sample: false`
+    there means temperature 0. --override-generation-config wins.
+    """
+    defaults: dict[str, Any] = {}
+    if config.generation_config == "auto":
+        for key, name in _GENERATION_KEYS.items():
+            if generation_config.get(key) is not None:
+                defaults[name] = generation_config[key]
+        if generation_config.get("do_sample") is False:
+            defaults["temperature"] = 0.0
+    for key, value in config.override_generation_config.items():
+        defaults[_GENERATION_KEYS.get(key, key)] = value
+    try:
+        SamplingParams(**defaults)
+    except (TypeError, OctavoError) as error:
+        raise ConfigError(
+            f"default sampling parameters {defaults} can't be used: {error}. Correct "
+            "--override-generation-config, or ignore the model's with --generation-config none."
+        ) from error
+    return defaults
+
+
+def _eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> set[int]:
+    """All the places where a model may name its end of text."""
+    ids = set(tokenizer.eos_ids)
+    for source in (checkpoint.generation_config, checkpoint.config):
+        value = source.get("eos_token_id")
+        ids.update(value if isinstance(value, list) else [] if value is None else [value])
+    return {token for token in ids if 0 <= token < tokenizer.vocab_size}

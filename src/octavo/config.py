@@ -1,0 +1,360 @@
+"""Every knob, once: its name, default, unit, range and a sentence.
+
+The CLI's flags, the `OCTAVO_*` environment variables, the keys of a `--config` file, `LLM(...)`'s
+keywords and `docs/configuration.md` are all derived from these fields. A section goes only to the
+part that it configures.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from octavo.core.errors import ConfigError
+
+DEFAULT_MODEL = "default"
+
+
+def knob(
+    default: Any,
+    doc: str,
+    *,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
+    secret: bool = False,
+) -> Any:
+    """A configuration field. `low` and `high` are inclusive; `aliases` are other flag names; a
+    secret is never shown.
+    """
+    metadata = {
+        "doc": doc,
+        "unit": unit,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "aliases": aliases,
+        "secret": secret,
+    }
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how it is read."""
+
+    model: str = knob(
+        DEFAULT_MODEL,
+        "Model to serve: `default` (SmolLM2-135M-Instruct), a folder, a .gguf file, or a hub id "
+        "org/name.",
+    )
+    tokenizer: str | None = knob(
+        None, "Folder or hub id of another tokenizer than the model's own."
+    )
+    revision: str | None = knob(None, "Hub branch, tag or commit.")
+    download_dir: str | None = knob(
+        None, "Where hub files are kept (default: the hub library's cache, see HF_HOME)."
+    )
+    hf_token: str | None = knob(
+        None, "Hub access token (default: HF_TOKEN or the stored login).", secret=True
+    )
+    dtype: str = knob(
+        "auto",
+        "Weights and activations; auto picks what is fast on the device.",
+        choices=("auto", "float32", "bfloat16", "float16", "half", "float"),
+    )
+    max_model_len: int | None = knob(
+        None,
+        "Longest prompt plus output (default: what the model was made for; -1: the longest that "
+        "fits in memory).",
+        unit="tokens",
+        low=-1,
+    )
+    generation_config: str = knob(
+        "auto",
+        "Default sampling parameters: auto takes the model's generation_config.json, none "
+        "ignores it.",
+        choices=("auto", "none"),
+    )
+    override_generation_config: dict[str, Any] = knob(
+        {}, "JSON of default sampling parameters that win over the model's own."
+    )
+    chat_template: str | None = knob(
+        None, "Chat template file, or the template itself (default: the model's own)."
+    )
+    served_model_name: list[str] = knob(
+        [], "Names that clients use for the model (default: the model as given)."
+    )
+    max_logprobs: int = knob(
+        20, "Largest `logprobs` that a request may ask for; -1: the vocabulary.", low=-1
+    )
+    seed: int | None = knob(
+        None,
+        "Makes the seeds drawn for requests that bring none repeatable (default: they aren't).",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int = knob(16, "Tokens in a KV block.", unit="tokens", low=1, high=256)
+    kv_cache_memory_bytes: int | None = knob(
+        None, "Memory of the KV cache (default: decided from the machine's).", unit="bytes", low=1
+    )
+    gpu_memory_utilization: float = knob(
+        0.9,
+        "Share of the device's free memory that the KV cache may take when no size is given. On a "
+        "CPU the device is the machine.",
+        low=0.01,
+        high=1.0,
+        aliases=("device-memory-utilization",),
+    )
+    enable_prefix_caching: bool = knob(True, "Reuse the KV blocks of prompts that begin alike.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """How requests share the engine's steps."""
+
+    max_num_seqs: int = knob(128, "Sequences that run at once.", low=1, high=65536)
+    max_num_batched_tokens: int = knob(
+        2048, "Tokens computed in one step at most, prefill and decode together.", low=1
+    )
+    max_num_queued_reqs: int | None = knob(
+        None, "Requests that may wait; one more is refused with 503 (default: no limit).", low=0
+    )
+    scheduling_policy: str = knob(
+        "fcfs",
+        "Order of service: first come first served, or by each request's `priority` (lower first), "
+        "where a waiting request preempts running ones of lower priority.",
+        choices=("fcfs", "priority"),
+    )
+    async_scheduling: bool | None = knob(
+        None,
+        "Plan the next step while the device computes (default: where the device runs beside the "
+        "host, i.e. on GPUs).",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendConfig:
+    """What computes."""
+
+    backend: str = knob("torch", "Implementation of the op set.", choices=("torch",))
+    device: str = knob("auto", "Device to run on.", choices=("auto", "cpu", "cuda"))
+    kernels: dict[str, str] = knob(
+        {}, 'JSON of op to implementation, e.g. {"linear": "reference"}; see `octavo kernels`.'
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """The HTTP server."""
+
+    host: str = knob("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
+    port: int = knob(8000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
+    api_key: list[str] = knob([], "Keys that clients must send as a bearer token.", secret=True)
+    allowed_origins: list[str] = knob([], "CORS origins; none by default.")
+    root_path: str = knob("", "Path prefix when a proxy strips one.")
+    max_body_bytes: int = knob(32 * 2**20, "Largest request body.", unit="bytes", low=1024)
+    ignore_unknown_fields: bool = knob(
+        False, "Accept unknown request fields, with a warning header, instead of refusing them."
+    )
+    metrics_prefix: str = knob(
+        "octavo", "Prefix of the names in /metrics; `vllm` suits its dashboards."
+    )
+    shutdown_timeout: float = knob(
+        30.0, "Time that running requests get to end on SIGTERM.", unit="seconds", low=0
+    )
+    sse_keep_alive_interval: float = knob(
+        15.0, "Silence after which a stream sends a comment line; 0: never.", unit="seconds", low=0
+    )
+    log_level: str = knob("info", "What is logged.", choices=("debug", "info", "warning", "error"))
+    log_stats_interval: float = knob(
+        10.0, "Period of the engine's log line; 0: never.", unit="seconds", low=0
+    )
+    access_log: bool = knob(False, "Log a line for each HTTP request.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All sections. Build one with `Config.from_flat`."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+    @classmethod
+    def from_flat(cls, values: Mapping[str, Any]) -> Config:
+        """Sections from one mapping of knob name to value, checked.
+
+        Raises ConfigError for an unknown name (with the nearest known one), a wrong type or a value
+        out of range.
+        """
+        known = {spec.name: spec for spec in knobs()}
+        chosen: dict[str, dict[str, Any]] = {f.name: {} for f in fields(cls)}
+        for name, value in values.items():
+            if name not in known:
+                raise ConfigError(f"unknown setting {name!r}{nearest(name, known)}")
+            spec = known[name]
+            chosen[spec.section][name] = spec.check(value)
+        return cls(**{s: _SECTIONS[s](**section) for s, section in chosen.items()})
+
+    def to_flat(self) -> dict[str, Any]:
+        """The inverse of `from_flat`."""
+        return {spec.name: getattr(getattr(self, spec.section), spec.name) for spec in knobs()}
+
+
+_SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "backend": BackendConfig,
+    "server": ServerConfig,
+}
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One field of one section, described. kind: bool, int, float, str, list or dict; optional:
+    None is allowed.
+    """
+
+    section: str
+    name: str
+    kind: type
+    optional: bool
+    default: Any
+    doc: str
+    unit: str
+    low: float | None
+    high: float | None
+    choices: tuple[str, ...]
+    aliases: tuple[str, ...]
+    secret: bool
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return "OCTAVO_" + self.name.upper()
+
+    def check(self, value: Any) -> Any:
+        """The value in the knob's own type; ConfigError if it has no such form or is out of range."""
+        if value is None and self.optional:
+            return None
+        value = self._converted(value)
+        if self.choices and value not in self.choices:
+            raise self._wrong(value, f"one of {', '.join(self.choices)}")
+        if self.low is not None and value < self.low:
+            raise self._wrong(value, f"at least {self.low:g}")
+        if self.high is not None and value > self.high:
+            raise self._wrong(value, f"at most {self.high:g}")
+        return value
+
+    def _converted(self, value: Any) -> Any:
+        if self.kind is bool and isinstance(value, bool):
+            return value
+        if self.kind is bool and str(value).lower() in ("1", "true", "yes", "on"):
+            return True
+        if self.kind is bool and str(value).lower() in ("0", "false", "no", "off"):
+            return False
+        if self.kind in (int, float) and not isinstance(value, bool):
+            try:
+                number = parse_number(value)
+            except ValueError:
+                raise self._wrong(value, "a number") from None
+            if self.kind is int and number != int(number):
+                raise self._wrong(value, "a whole number")
+            return self.kind(number)
+        if self.kind is str and isinstance(value, str):
+            return value
+        if self.kind is list:
+            return (
+                [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)]
+            )
+        if self.kind is dict and isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                raise self._wrong(value, "a JSON object") from None
+        if self.kind is dict and isinstance(value, dict):
+            return value
+        raise self._wrong(
+            value, {bool: "true or false", dict: "a JSON object"}.get(self.kind, "text")
+        )
+
+    def _wrong(self, value: Any, allowed: str) -> ConfigError:
+        shown = "***" if self.secret else repr(value)
+        unit = f" ({self.unit})" if self.unit else ""
+        return ConfigError(f"{self.flag} must be {allowed}{unit}, got {shown}. {self.doc}")
+
+
+def knobs() -> Iterator[Knob]:
+    """Every knob of every section, in the order in which they are declared."""
+    for section, cls in _SECTIONS.items():
+        hints = get_type_hints(cls)
+        for spec in fields(cls):
+            kind, optional = _plain_type(hints[spec.name])
+            yield Knob(
+                section=section,
+                name=spec.name,
+                kind=kind,
+                optional=optional,
+                default=_default(spec),
+                **spec.metadata,
+            )
+
+
+def parse_number(value: Any) -> float:
+    """A finite number, with vLLM's size suffixes: 1k is 1000, 1K is 1024, 25.6k is 25600; also m/M,
+    g/G, t/T.
+
+    Raises ValueError.
+    """
+    text = str(value).strip()
+    factor = 1
+    if text and text[-1].lower() in "kmgt":
+        power = "kmgt".index(text[-1].lower()) + 1
+        factor = 1000**power if text[-1].islower() else 1024**power
+        text = text[:-1]
+    number = float(text) * factor
+    if not math.isfinite(number):
+        raise ValueError(f"{value} is not finite")
+    # Whole numbers stay exact beyond 2**53.
+    return int(text) * factor if text.lstrip("+-").isdigit() else number
+
+
+def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """'; did you mean ...?' for the known name that looks most like this one, or nothing."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _default(spec: Field[Any]) -> Any:
+    if spec.default is not MISSING:
+        return spec.default
+    return spec.default_factory() if spec.default_factory is not MISSING else None
+
+
+def _plain_type(hint: Any) -> tuple[type, bool]:
+    """`int | None` is (int, True); `list[str]` is (list, False)."""
+    optional = False
+    if get_origin(hint) in (Union, UnionType):
+        members = [arg for arg in get_args(hint) if arg is not type(None)]
+        optional, hint = True, members[0]
+    return get_origin(hint) or hint, optional

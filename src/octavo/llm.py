@@ -1,0 +1,343 @@
+"""The offline API: a model in this process, for scripts and notebooks. Names follow vLLM's."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo import assembly
+from octavo.config import Config
+from octavo.core.clock import monotonic
+from octavo.core.errors import OctavoError, RequestError
+from octavo.core.request import FinishReason, Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import EngineStats, RequestTimes, TokenDelta, TokenLogprobs
+from octavo.text.chat_template import ChatTemplate
+from octavo.text.output import OutputText
+from octavo.text.served_model import ServedModel
+from octavo.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}."""
+Message = Mapping[str, Any]
+_Source = tuple[str | None, list[int]]  # a prompt's text, if it was one, and its token ids
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """rank: 1 is the likeliest token. decoded_token: its text when decoded alone."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass
+class CompletionOutput:
+    """One continuation. stop_reason: the stop string or stop token id that ended it."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass
+class RequestOutput:
+    """A prompt and its continuations. prompt: None if token ids were given. times: of the first
+    continuation.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+    finished: bool = False
+    times: RequestTimes | None = None
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """What one step added to a streamed text; the last piece has a finish_reason."""
+
+    text: str
+    num_tokens: int
+    finish_reason: str | None = None
+
+
+class LLM:
+    """A loaded model.
+
+    `model` and the keyword arguments are the knobs of `octavo serve` (see its --help), with
+    underscores: `LLM("default", max_model_len=2048, enable_prefix_caching=False)`. Raises
+    ConfigError.
+    """
+
+    def __init__(self, model: str = "default", **knobs: Any) -> None:
+        config = Config.from_flat({"model": model, **knobs})
+        checkpoint = assembly.open_model(config.model)
+        text = assembly.load_text(config.model, checkpoint)
+        vocab_size = assembly.vocab_size(checkpoint, text)
+        self._loop, self.facts = assembly.build_engine(config, vocab_size, checkpoint=checkpoint)
+        self._model = assembly.served_model(config.model, checkpoint, text, self.facts)
+        self._ids = map(str, itertools.count())
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int = 0,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; results are in the prompts' order.
+
+        sampling_params: one for all, or one per prompt (default: the model's own defaults).
+        use_tqdm: show a progress bar on a terminal. Raises RequestError, before anything runs, if a
+        prompt or parameter can't be served.
+        """
+        sources = [self._read(prompt) for prompt in _listed(prompts)]
+        return self._run(sources, sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int = 0,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several.
+
+        template: arguments of `ChatTemplate.encode_chat` (add_generation_prompt,
+        continue_final_message, tools, ...).
+        """
+        conversations: list[Any] = [messages]
+        if messages and not isinstance(messages[0], Mapping):
+            conversations = list(messages)
+        encode = self._chat_template.encode_chat
+        sources: list[_Source] = [(None, encode(c, **template)) for c in conversations]
+        return self._run(sources, sampling_params, use_tqdm, priority)
+
+    def stream(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        sampling_params: SamplingParams | None = None,
+    ) -> Iterator[TextPiece]:
+        """Continue one prompt, or answer one conversation, piece by piece (n = 1)."""
+        params = sampling_params or self.get_default_sampling_params()
+        if params.n != 1:
+            raise RequestError(f"n must be 1 for a stream, got {params.n}", param="n")
+        if messages is not None:
+            source: _Source = (None, self._chat_template.encode_chat(messages))
+        elif prompt is not None:
+            source = self._read(prompt)
+        else:
+            raise RequestError("give a prompt or messages")
+        job = self._job(source, params, priority=0)
+        self._loop.add(job.request)
+        try:
+            while not job.output.finished:
+                for delta in self._loop.step():
+                    yield from job.take(delta, self._loop.end)
+        finally:
+            self._abort([job])  # the caller stopped reading
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._model.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request gets that asks for nothing, the model's own defaults included."""
+        return SamplingParams(**self._model.default_sampling)
+
+    def get_metrics(self) -> EngineStats:
+        return self._loop.stats()
+
+    def reset_prefix_cache(self) -> None:
+        self._loop.forget_prefixes()
+
+    def shutdown(self) -> None:
+        """Free the model's memory. The object can't be used afterwards."""
+        self._loop.close()
+
+    @property
+    def _chat_template(self) -> ChatTemplate:
+        if self._model.chat_template is None:
+            raise RequestError("this model has no chat template; use generate")
+        return self._model.chat_template
+
+    def _run(
+        self,
+        sources: list[_Source],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        show_progress: bool,
+        priority: int,
+    ) -> list[RequestOutput]:
+        each = _params_for_each(params or self.get_default_sampling_params(), len(sources))
+        jobs = [self._job(s, p, priority) for s, p in zip(sources, each, strict=True)]
+        by_id = {job.request.request_id: job for job in jobs}
+        num_unfinished = len(jobs)
+        try:
+            for job in jobs:
+                self._loop.add(job.request)
+            with _progress_bar(len(jobs), show_progress) as advance:
+                while num_unfinished:
+                    for delta in self._loop.step():
+                        job = by_id[delta.request_id]
+                        job.take(delta, self._loop.end)
+                        if job.output.finished:
+                            num_unfinished -= 1
+                            advance()
+        finally:
+            self._abort(jobs)
+        return [job.output for job in jobs]
+
+    def _job(self, source: _Source, params: SamplingParams, priority: int) -> _Job:
+        prompt, ids = source
+        request = self._model.request(
+            next(self._ids), ids, params, priority=priority, arrival_time=monotonic()
+        )
+        return _Job(self._model, request, prompt)
+
+    def _abort(self, jobs: list[_Job]) -> None:
+        for job in jobs:
+            if not job.output.finished:
+                self._loop.end(job.request.request_id, None, FinishReason.ABORT)
+
+    def _read(self, prompt: Prompt) -> _Source:
+        if isinstance(prompt, Mapping):
+            for key in ("prompt", "prompt_token_ids"):
+                if key in prompt:
+                    return self._read(prompt[key])
+            raise RequestError(
+                f"a prompt given as a dict needs 'prompt' or 'prompt_token_ids', got {list(prompt)}"
+            )
+        if isinstance(prompt, str):
+            return prompt, self._model.tokenizer.encode(prompt)
+        return None, list(prompt)
+
+
+class _Job:
+    """A request on its way, and what has come of it."""
+
+    def __init__(self, model: ServedModel, request: Request, prompt: str | None) -> None:
+        sampling = request.sampling
+        ids = list(request.prompt_token_ids)
+        self.request = request
+        self.output = RequestOutput(
+            request.request_id, prompt, ids, [CompletionOutput(i) for i in range(sampling.n)]
+        )
+        self._tokenizer = model.tokenizer
+        self._texts = [
+            OutputText(
+                model.tokenizer,
+                ids,
+                stop=sampling.stop,
+                include_stop=sampling.include_stop_str_in_output,
+                min_tokens=sampling.min_tokens,
+                skip_special_tokens=sampling.skip_special_tokens,
+            )
+            for _ in range(sampling.n)
+        ]
+
+    def take(
+        self, delta: TokenDelta, end: Callable[[str, int | None, FinishReason], list[TokenDelta]]
+    ) -> list[TextPiece]:
+        """Add a delta; `end` is told when a stop string ends the sequence. The text that is new."""
+        output = self.output.outputs[delta.index]
+        if output.finish_reason is not None:
+            return []
+        if delta.error is not None:
+            raise OctavoError(delta.error)
+        stopped_by_token = delta.finish_reason is FinishReason.STOP
+        new = self._texts[delta.index].push(
+            delta.token_ids,
+            final=delta.finish_reason is not None,
+            ended_by_token=stopped_by_token,
+        )
+        count = new.num_tokens_consumed
+        output.text += new.text
+        output.token_ids += delta.token_ids[:count]
+        self._add_logprobs(output, delta, count)
+        if delta.prompt_logprobs is not None:
+            self.output.prompt_logprobs = [
+                None if entry is None else self._logprobs(entry) for entry in delta.prompt_logprobs
+            ]
+        times = delta.times
+        if new.stop_reason is not None:
+            output.stop_reason = new.stop_reason
+            output.finish_reason = FinishReason.STOP.value
+            for final in end(delta.request_id, delta.index, FinishReason.STOP):
+                times = final.times
+        elif delta.finish_reason is not None:
+            output.stop_reason = delta.stop_token_id
+            output.finish_reason = delta.finish_reason.value
+        if delta.index == 0:
+            self.output.num_cached_tokens = delta.num_cached_tokens
+            self.output.times = times
+        self.output.finished = all(o.finish_reason is not None for o in self.output.outputs)
+        return [TextPiece(new.text, count, output.finish_reason)]
+
+    def _add_logprobs(self, output: CompletionOutput, delta: TokenDelta, count: int) -> None:
+        if delta.logprobs is None:
+            return
+        entries = delta.logprobs[:count]
+        output.logprobs = (output.logprobs or []) + [self._logprobs(entry) for entry in entries]
+        total = sum(entry.logprob for entry in entries)
+        output.cumulative_logprob = (output.cumulative_logprob or 0.0) + total
+
+    def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        """The likeliest tokens of a position and the one at hand, by token id."""
+        found = {
+            token: Logprob(logprob, rank, self._tokenizer.token_text(token))
+            for rank, (token, logprob) in enumerate(entry.top, start=1)
+        }
+        text = self._tokenizer.token_text(entry.token_id)
+        found.setdefault(entry.token_id, Logprob(entry.logprob, entry.rank, text))
+        return found
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt is a list of one; a list of numbers is one prompt of token ids."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    return [listed] if listed and isinstance(listed[0], int) else listed
+
+
+def _params_for_each(
+    params: SamplingParams | Sequence[SamplingParams], count: int
+) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(
+            f"{len(params)} sampling_params for {count} prompts; give one, or as many"
+        )
+    return list(params)
+
+
+@contextmanager
+def _progress_bar(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
+    """A bar on stderr that counts finished requests, if that is a terminal."""
+    if not (wanted and total > 1 and sys.stderr.isatty()):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("Requests", total=total)
+        yield lambda: progress.advance(task)
