@@ -1,0 +1,277 @@
+"""Metadata of a GGUF file as a Hugging Face config and generation config.
+
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. What the file leaves to llama.cpp
+(Gemma's attention pattern, local rotary base and query scale) is filled in with the values that
+llama.cpp uses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from octavo.core.errors import ConfigError
+from octavo.weights.gguf_file import GGUFFile
+from octavo.weights.gguf_names import ROPE_FACTORS
+
+_MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
+
+# Tokens that end a turn but that many files don't list: the converter of the day knew a single
+# end-of-sequence id.
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")
+_CONTROL_TYPES = (3, 4)  # control, user-defined
+
+_SAMPLING_DEFAULTS = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+
+
+_LINEAR_KEYS = {"rope.scaling.factor": "factor"}
+_YARN_KEYS = {
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_attn_factor": "attention_factor",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+_REQUIRED_KEYS = {"rope.scaling.factor", "rope.scaling.original_context_length"}
+_ROPE_KEYS_WITHOUT_EFFECT = {"rope.scaling.type", "rope.scaling.finetuned"}
+
+
+class _Keys:
+    """The `{architecture}.*` keys of one file, checked for kind."""
+
+    def __init__(self, file: GGUFFile, architecture: str) -> None:
+        self.file = file
+        self._prefix = architecture + "."
+
+    def names(self, prefix: str) -> set[str]:
+        """The keys that start with `prefix`, without the architecture."""
+        full = self._prefix + prefix
+        return {k.removeprefix(self._prefix) for k in self.file.metadata if k.startswith(full)}
+
+    def raw(self, key: str) -> Any:
+        return self.file.metadata.get(self._prefix + key)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self._uniform(key, default)
+        if type(value) is not int or value <= 0:
+            raise self._error(key, value, "a positive whole number")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._uniform(key, default)
+        if type(value) not in (int, float) or not value > 0:
+            raise self._error(key, value, "a positive number")
+        number: float = value
+        return number
+
+    def _uniform(self, key: str, default: float | None) -> Any:
+        """Some keys may be a list with a value per layer; only equal ones can be served."""
+        value = self.raw(key)
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
+            return value[0]
+        return default if value is None else value
+
+    def _error(self, key: str, value: Any, expected: str) -> ConfigError:
+        found = "is missing" if value is None else f"is {value!r:.80}"
+        return ConfigError(
+            f"{self.file.path}: metadata key {self._prefix + key!r} {found}; {expected} is "
+            "needed: convert the model again with a current llama.cpp"
+        )
+
+
+def architecture_of(file: GGUFFile) -> str:
+    """The GGUF architecture, if it is one that can be served."""
+    architecture = file.metadata.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in _MODEL_TYPES:
+        raise ConfigError(
+            f"{file.path} has the GGUF architecture {architecture!r}; supported are "
+            f"{', '.join(_MODEL_TYPES)}"
+        )
+    if (num_parts := file.metadata.get("split.count", 1)) not in (0, 1):
+        raise ConfigError(
+            f"{file.path} is one of {num_parts} parts; merge them into one file "
+            "(llama-gguf-split --merge)"
+        )
+    return architecture
+
+
+def hf_config(file: GGUFFile) -> dict[str, Any]:
+    """What config.json would say. ConfigError for a missing or odd key, named."""
+    architecture = architecture_of(file)
+    keys = _Keys(file, architecture)
+    if keys.raw("expert_count"):
+        raise ConfigError(f"{file.path} is a mixture of experts, which {architecture} here is not")
+    if "token_embd.weight" not in file.tensors:
+        raise ConfigError(f"{file.path} has no tensor 'token_embd.weight'; download it again")
+    num_layers = keys.integer("block_count")
+    if num_layers > len(file.tensors):
+        raise ConfigError(
+            f"{file.path} announces {num_layers} layers but has {len(file.tensors)} tensors; "
+            "download it again"
+        )
+    hidden_size = keys.integer("embedding_length")
+    num_heads = keys.integer("attention.head_count")
+    head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if keys.integer(key, head_dim) != head_dim:
+            raise ConfigError(
+                f"{file.path}: {architecture}.{key} is {keys.raw(key)} but heads are {head_dim} "
+                "wide; different widths are not supported"
+            )
+    config: dict[str, Any] = {
+        "model_type": _MODEL_TYPES[architecture],
+        # The embedding may have more rows than the tokenizer has tokens (padding).
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+    }
+    if architecture == "gemma3":
+        config |= _gemma3_keys(keys, config)
+    else:
+        config |= {"hidden_act": "silu", "rope_parameters": _rope_parameters(keys, head_dim)}
+    if architecture == "llama" and keys.raw("attention.sliding_window"):
+        # Mistral's files name their architecture "llama" too; a window is what sets them apart.
+        window = keys.integer("attention.sliding_window")
+        config |= {"model_type": "mistral", "sliding_window": window}
+    config |= _token_ids(file)
+    config["architectures"] = [_CLASSES[config["model_type"]]]
+    return config
+
+
+def hf_generation_config(file: GGUFFile) -> dict[str, Any]:
+    """Token ids, and sampling defaults, which newer converters copy from generation_config.json."""
+    sampling = {
+        hf: file.metadata[key] for key, hf in _SAMPLING_DEFAULTS.items() if key in file.metadata
+    }
+    return {**_token_ids(file), **sampling}
+
+
+def _gemma3_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
+    layers: int = config["num_hidden_layers"]
+    head_dim: int = config["head_dim"]
+    window = keys.integer("attention.sliding_window") if keys.raw("attention.sliding_window") else 0
+    pattern = keys.raw("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        is_local = [bool(flag) for flag in pattern]
+    else:
+        period = keys.integer("attention.sliding_window_pattern", 6)
+        is_local = [(layer + 1) % period != 0 for layer in range(layers)]
+    if len(is_local) != layers:
+        raise ConfigError(
+            f"{keys.file.path}: gemma3.attention.sliding_window_pattern has {len(is_local)} "
+            f"entries for {layers} layers"
+        )
+    # Only the 27B model, known by its 62 layers, scales queries by hidden_size / heads.
+    heads: int = config["num_attention_heads"]
+    query_scalar = config["hidden_size"] // heads if layers == 62 else head_dim
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": query_scalar,
+        "sliding_window": window or None,
+        "layer_types": [
+            "sliding_attention" if local and window else "full_attention" for local in is_local
+        ],
+        "rope_parameters": {
+            "full_attention": _rope_parameters(keys, head_dim),
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": keys.number("rope.freq_base_swa", 10000.0),
+            },
+        },
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": (
+            keys.number("final_logit_softcapping") if keys.raw("final_logit_softcapping") else None
+        ),
+    }
+
+
+def _rope_parameters(keys: _Keys, head_dim: int) -> dict[str, Any]:
+    """Rotary parameters as in transformers, and one type of our own.
+
+    llama.cpp stores Llama 3's scaling as a table by which the base frequencies are divided, from
+    which its four parameters can't be had back. The table, head_dim / 2 numbers, becomes
+    {"rope_type": "freq_factors", "factors": [...]}.
+    """
+    theta = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
+    scaling = keys.raw("rope.scaling.type") or "none"
+    if ROPE_FACTORS in keys.file.tensors:
+        if scaling != "none":
+            raise ConfigError(
+                f"{keys.file.path} has both rope scaling {scaling!r} and the tensor "
+                f"{ROPE_FACTORS!r}; one of them is supported"
+            )
+        factors = keys.file.read(ROPE_FACTORS).astype(np.float32)
+        if factors.shape != (head_dim // 2,) or not np.all(np.isfinite(factors) & (factors > 0)):
+            raise ConfigError(
+                f"{keys.file.path}: tensor {ROPE_FACTORS!r} of shape {list(factors.shape)} must "
+                f"hold {head_dim // 2} positive numbers"
+            )
+        return {"rope_type": "freq_factors", "factors": factors.tolist(), **theta}
+    if scaling == "none":
+        return {"rope_type": "default", **theta}
+    readable = {"linear": _LINEAR_KEYS, "yarn": _LINEAR_KEYS | _YARN_KEYS}.get(str(scaling), {})
+    unreadable = keys.names("rope.scaling.") - readable.keys() - _ROPE_KEYS_WITHOUT_EFFECT
+    if not readable or unreadable:
+        raise ConfigError(
+            f"{keys.file.path} has rope scaling {scaling!r} {sorted(unreadable) or ''}; "
+            f"supported are linear ({', '.join(_LINEAR_KEYS)}), yarn (also "
+            f"{', '.join(_YARN_KEYS)}) and the tensor {ROPE_FACTORS!r}"
+        )
+    required = _REQUIRED_KEYS & readable.keys()
+    values = {hf: keys.number(k) for k, hf in readable.items() if k in required or keys.raw(k)}
+    return {"rope_type": scaling, **values, **theta}
+
+
+def tokens_of(file: GGUFFile) -> list[str]:
+    """The vocabulary by id; empty if the file has none."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens", [])
+    if not isinstance(tokens, list) or (tokens and not isinstance(tokens[0], str)):
+        raise ConfigError(
+            f"{file.path}: metadata key 'tokenizer.ggml.tokens' is no list of strings"
+        )
+    return tokens
+
+
+def token_id(file: GGUFFile, kind: str) -> int | None:
+    """Id of the special token `kind` ("bos", "eos", ...), None if the file names none."""
+    key = f"tokenizer.ggml.{kind}_token_id"
+    value = file.metadata.get(key)
+    if value is not None and (type(value) is not int or value < 0):
+        raise ConfigError(f"{file.path}: metadata key {key!r} is {value!r}, no token id")
+    return value
+
+
+def _token_ids(file: GGUFFile) -> dict[str, Any]:
+    """bos, pad, and all ids that end a reply (end of sequence, of turn, of message)."""
+    ends = [token_id(file, kind) for kind in ("eos", "eot", "eom")]
+    tokens, types = tokens_of(file), file.metadata.get("tokenizer.ggml.token_type")
+    if isinstance(types, list) and len(types) == len(tokens):
+        found = [tokens.index(text) for text in _END_OF_TURN if text in tokens]
+        ends += [index for index in found if types[index] in _CONTROL_TYPES]
+    eos = list(dict.fromkeys(index for index in ends if index is not None))
+    return {
+        "bos_token_id": token_id(file, "bos"),
+        "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
+        "pad_token_id": token_id(file, "padding"),
+    }

@@ -1,0 +1,76 @@
+"""From the word that the user typed to a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from octavo.core.errors import ConfigError
+from octavo.weights.checkpoint import Checkpoint
+
+DEFAULT = "default"
+_FORMS = (
+    "pass a folder with config.json and *.safetensors, a .gguf file, a hub id (org/name), a GGUF "
+    f"file on the hub (org/name/file.gguf), or {DEFAULT!r}"
+)
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_GGUF = re.compile(r"([\w.-]+/[\w.-]+)/(.+\.gguf)")
+
+
+def open_checkpoint(
+    model: str,
+    *,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    token: str | None = None,
+) -> Checkpoint:
+    """Opens "default", a local folder or .gguf file, a hub id, or org/name/file.gguf on the hub.
+
+    Reads metadata only; tensors are read one by one later. What exists locally wins over the hub.
+    `revision`, `download_dir` and `token` are for the hub. Raises ConfigError, one sentence with
+    the remedy.
+    """
+    from octavo.weights.gguf_checkpoint import GGUFCheckpoint
+    from octavo.weights.safetensors_folder import (
+        NO_PICKLES,
+        PICKLE_SUFFIXES,
+        SafetensorsFolder,
+    )
+
+    if model == DEFAULT:
+        from octavo.weights import default_model
+
+        return GGUFCheckpoint(default_model.fetch(), default_model.NAME)
+    if not model:
+        raise ConfigError(f"the model has no name; {_FORMS}")
+    path = Path(os.path.expanduser(model))  # Path.expanduser raises for a user that is not there
+    if path.is_dir():
+        return SafetensorsFolder(path)
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return GGUFCheckpoint(path)
+        if path.suffix in PICKLE_SUFFIXES:
+            raise ConfigError(f"{path} is a pickle file. {NO_PICKLES}")
+        if path.suffix == ".safetensors":
+            raise ConfigError(
+                f"{path} is only the weights; pass the folder it is in, {path.parent}"
+            )
+        raise ConfigError(f"{path} is no model that Octavo knows; {_FORMS}")
+    if model.startswith(("/", ".", "~")):
+        raise ConfigError(f"the model path {model} does not exist; check the path")
+    from octavo.weights import hub
+
+    if gguf := _HUB_GGUF.fullmatch(model):
+        file = hub.download_gguf(
+            gguf[1], gguf[2], revision=revision, download_dir=download_dir, token=token
+        )
+        return GGUFCheckpoint(file, model)
+    if model.endswith(".gguf"):
+        raise ConfigError(f"the model file {model} does not exist; check the path")
+    if _HUB_ID.fullmatch(model):
+        folder = hub.download_model(
+            model, revision=revision, download_dir=download_dir, token=token
+        )
+        return SafetensorsFolder(folder, model)
+    raise ConfigError(f"there is no model {model!r}; {_FORMS}")

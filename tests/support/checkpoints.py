@@ -1,0 +1,151 @@
+"""Tiny random Hugging Face checkpoints, the same for every run, saved by transformers itself.
+
+`make_checkpoint("qwen3", folder)` writes config.json, generation_config.json, model.safetensors,
+tokenizer.json and tokenizer_config.json. Widths are tens, so that a forward takes milliseconds;
+weights are large, so that the top two logits lie well apart and greedy text doesn't hinge on
+rounding.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+
+VOCAB_SIZE = 320
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
+
+CHATML_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+# What sets a family apart; head_dim 24 is neither hidden_size / heads nor a power of two.
+_FAMILY: dict[str, dict[str, Any]] = {
+    "llama": {"head_dim": 16},
+    "mistral": {"head_dim": 16, "sliding_window": 24},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 24},
+    "gemma3_text": {
+        "head_dim": 24,
+        "num_hidden_layers": 4,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 24,
+        "layer_types": [
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+            "full_attention",
+        ],
+    },
+}
+
+
+def make_checkpoint(
+    family: str,
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    max_shard_size: str = "5GB",
+    seed: int = 0,
+    **config_overrides: Any,
+) -> Path:
+    """Writes a checkpoint of `family` (one of FAMILIES) into `folder` and returns the folder.
+
+    `max_shard_size="60KB"` makes several shards with an index. `config_overrides` are keys of the
+    family's transformers config. Vocabulary: `VOCAB_SIZE`, byte-level BPE, ids 0 to 2 special.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(family, **(_COMMON | _FAMILY[family] | config_overrides))
+    model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(seed)
+    gemma = family.startswith("gemma")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if gemma and name == "model.embed_tokens.weight":
+                # Gemma scales embeddings up by sqrt(hidden_size) and ties the head to them: with
+                # large ones every token would predict itself. The final norm makes up for it in the
+                # logits.
+                parameter.copy_(0.05 * noise)
+            elif gemma and name == "model.norm.weight":
+                parameter.copy_(7.0 + 0.2 * noise)
+            elif parameter.dim() == 2:
+                parameter.copy_(0.3 * noise)
+            elif name.endswith("bias"):
+                parameter.copy_(0.5 * noise)
+            else:
+                norm_mean = 0.0 if gemma else 1.0  # Gemma multiplies by 1 + weight
+                parameter.copy_(norm_mean + 0.2 * noise)
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """Writes tokenizer.json and tokenizer_config.json (ChatML, no BOS added) into `folder`."""
+    import json
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(_tokenizer_json(), encoding="utf-8")
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+        "unk_token": "<|endoftext|>",
+        "pad_token": "<|endoftext|>",
+        "add_bos_token": False,
+        "model_max_length": 512,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHATML_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2))
+    return folder
+
+
+@cache
+def _tokenizer_json() -> str:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([_TRAINING_TEXT], trainer)
+    if tokenizer.get_vocab_size() != VOCAB_SIZE:
+        raise AssertionError(f"the training text gives {tokenizer.get_vocab_size()} tokens only")
+    return str(tokenizer.to_str(pretty=False))
+
+
+_TRAINING_TEXT = """
+The printer folds the sheet three times, and the sheet becomes eight leaves, and the leaves become
+sixteen pages. The reader turns the pages one after the other; the writer thinks of the reader, the
+printer thinks of the paper, and the binder thinks of the thread. What the writer said on the first
+page, the reader remembers on the last page. User and assistant: what is the capital of France?
+The answer is Paris. There was a time when the words were set by hand, letter after letter, line
+after line, and there will be a time when the words are set by no one at all.
+"""
