@@ -26,6 +26,7 @@ from octavo.text.served_model import ServedModel
 from octavo.weights import Checkpoint, TextAssets, open_checkpoint
 
 if TYPE_CHECKING:
+    from octavo.engine.client import EngineClient
     from octavo.engine.loop import EngineLoop
     from octavo.ops.backend import Backend
     from octavo.text.chat_template import ChatTemplate
@@ -152,6 +153,33 @@ def build_engine(
     )
     fingerprint = _fingerprint(checkpoint, config, dtype, backend)
     return loop, EngineFacts(sizing.max_model_len, sizing.num_blocks, fingerprint, decisions)
+
+
+async def start_engine(
+    config: Config,
+    vocab_size: int,
+    progress: Progress | None = None,
+    *,
+    own_process: bool = True,
+) -> tuple[EngineClient, EngineFacts]:
+    """An engine that serves, in a process of its own or on a thread of this one. Raises
+    ConfigError.
+
+    progress: called in the engine's process, so it must be picklable. Why there are two, and which
+    is the default: docs/adr/0006-two-processes.md.
+    """
+    from octavo.engine.inprocess import InProcessEngine
+    from octavo.engine.process import EngineProcess
+
+    if own_process:
+        child = EngineProcess(partial(build_engine, config, vocab_size, progress))
+        await child.start()
+        facts: EngineFacts = child.facts
+        return child, facts
+    loop, facts = build_engine(config, vocab_size, progress)
+    engine = InProcessEngine(loop)
+    await engine.start()
+    return engine, facts
 
 
 def _dtype(config: ModelConfig, checkpoint: Checkpoint, backend: Backend) -> tuple[str, str]:

@@ -23,8 +23,8 @@ def die_at_step(number: int):  # type: ignore[no-untyped-def]
 
 
 def in_process(*, die_at: int = 0, fail_at: int = 0, delay_s: float = 0.0) -> InProcessEngine:
-    scheduler, _ = make_scheduler(NUM_BLOCKS)
-    return InProcessEngine(scheduler, _executor(die_at, fail_at, delay_s), monotonic)
+    loop, _ = build_loop(die_at, fail_at, delay_s)
+    return InProcessEngine(loop)
 
 
 def build_loop(die_at: int = 0, fail_at: int = 0, delay_s: float = 0.0) -> tuple[EngineLoop, str]:

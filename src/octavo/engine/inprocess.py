@@ -6,25 +6,18 @@ import asyncio
 import threading
 from queue import Empty, SimpleQueue
 
-from octavo.core.clock import Clock
 from octavo.engine.client import EngineClient
 from octavo.engine.driver import drive
 from octavo.engine.loop import EngineLoop
 from octavo.engine.messages import Command, Report
-from octavo.executor.base import Executor
-from octavo.scheduler.scheduler import Scheduler
 
 
 class InProcessEngine(EngineClient):
-    """Scheduler and executor on a thread of their own; they share the interpreter with the event
-    loop.
-    """
+    """The loop has a thread of its own, but shares the interpreter with the event loop."""
 
-    def __init__(
-        self, scheduler: Scheduler, executor: Executor, clock: Clock, *, depth: int = 1
-    ) -> None:
+    def __init__(self, loop: EngineLoop) -> None:
         super().__init__()
-        self._engine_loop = EngineLoop(scheduler, executor, clock, depth=depth)
+        self._loop = loop
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -32,10 +25,13 @@ class InProcessEngine(EngineClient):
         event_loop = asyncio.get_running_loop()
 
         def send(report: Report) -> None:
-            event_loop.call_soon_threadsafe(self._take, report)
+            try:
+                event_loop.call_soon_threadsafe(self._take, report)
+            except RuntimeError:  # the event loop is closed
+                raise EOFError from None
 
         self._thread = threading.Thread(
-            target=drive, args=(self._engine_loop, self._receive, send), name="octavo-engine"
+            target=drive, args=(self._loop, self._receive, send), name="octavo-engine"
         )
         self._thread.daemon = True  # a crash of the server must not hang on it
         self._thread.start()
