@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from octavo.config import Config, ModelConfig
+from octavo.config import CacheConfig, Config, ModelConfig
 from octavo.core.clock import monotonic
 from octavo.core.errors import ConfigError, OctavoError
 from octavo.core.sampling_params import SamplingParams
@@ -117,7 +117,7 @@ def build_engine(
         bytes_per_value=_BYTES_PER_VALUE[dtype],
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         free_memory_bytes=backend.free_memory_bytes(),
-        memory_share=config.cache.gpu_memory_utilization,
+        memory_share=_memory_share(config.cache, backend),
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=_asked_length(config.model, model.spec.max_position),
     )
@@ -141,8 +141,7 @@ def build_engine(
         max_model_len=sizing.max_model_len,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
     )
-    depth = 2 if config.scheduler.async_scheduling else 1
-    loop = EngineLoop(scheduler, executor, monotonic, depth=depth)
+    loop = EngineLoop(scheduler, executor, monotonic)
     decisions = (
         Decision("device", backend.device, backend.describe()),
         Decision("dtype", dtype, dtype_reason),
@@ -155,36 +154,34 @@ def build_engine(
     return loop, EngineFacts(sizing.max_model_len, sizing.num_blocks, fingerprint, decisions)
 
 
-async def start_engine(
+def engine_client(
     config: Config,
     vocab_size: int,
     progress: Progress | None = None,
     *,
     own_process: bool = True,
-) -> tuple[EngineClient, EngineFacts]:
-    """An engine that serves, in a process of its own or on a thread of this one. Raises
-    ConfigError.
+) -> EngineClient:
+    """A client whose `start` builds the engine; its `facts` are EngineFacts.
 
-    progress: called in the engine's process, so it must be picklable. Why there are two, and which
-    is the default: docs/adr/0006-two-processes.md.
+    progress: called where the engine is built, so it must be picklable. own_process: or on a thread
+    of this one; measured in docs/adr/0006-the-engine-has-its-own-process.md.
     """
     from octavo.engine.inprocess import InProcessEngine
     from octavo.engine.process import EngineProcess
 
-    if own_process:
-        child = EngineProcess(partial(build_engine, config, vocab_size, progress))
-        await child.start()
-        facts: EngineFacts = child.facts
-        return child, facts
-    loop, facts = build_engine(config, vocab_size, progress)
-    engine = InProcessEngine(loop)
-    await engine.start()
-    return engine, facts
+    build = partial(build_engine, config, vocab_size, progress)
+    return EngineProcess(build) if own_process else InProcessEngine(build)
 
 
 def _dtype(config: ModelConfig, checkpoint: Checkpoint, backend: Backend) -> tuple[str, str]:
     stored = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
     return backend.resolve_dtype(_DTYPE_ALIASES.get(config.dtype, config.dtype), stored)
+
+
+def _memory_share(config: CacheConfig, backend: Backend) -> float:
+    if config.gpu_memory_utilization is not None:
+        return config.gpu_memory_utilization
+    return 0.5 if backend.device == "cpu" else 0.9
 
 
 def _asked_length(config: ModelConfig, max_position: int) -> int | None:

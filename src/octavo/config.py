@@ -111,10 +111,10 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = knob(
         None, "Memory of the KV cache (default: decided from the machine's).", unit="bytes", low=1
     )
-    gpu_memory_utilization: float = knob(
-        0.9,
-        "Share of the device's free memory that the KV cache may take when no size is given. On a "
-        "CPU the device is the machine.",
+    gpu_memory_utilization: float | None = knob(
+        None,
+        "Share of the device's free memory that the KV cache may take when no size is given "
+        "(default: 0.9 on a GPU, 0.5 on a CPU, whose memory others use too).",
         low=0.01,
         high=1.0,
         aliases=("device-memory-utilization",),
@@ -138,11 +138,6 @@ class SchedulerConfig:
         "Order of service: first come first served, or by each request's `priority` (lower first), "
         "where a waiting request preempts running ones of lower priority.",
         choices=("fcfs", "priority"),
-    )
-    async_scheduling: bool | None = knob(
-        None,
-        "Plan the next step while the device computes (default: where the device runs beside the "
-        "host, i.e. on GPUs).",
     )
 
 

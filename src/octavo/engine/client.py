@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 from octavo.core.errors import EngineDeadError, RequestError
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import EngineStats, TokenDelta
+from octavo.engine.loop import EngineLoop
 from octavo.engine.messages import Add, Close, Command, End, ForgetPrefixes, Report
 
 
@@ -59,14 +61,24 @@ class RequestStream:
         self._client.end(self.request_id, index, FinishReason.STOP)
 
 
+Build = Callable[[], tuple[EngineLoop, Any]]
+"""Makes the engine where it is to run, and says what the client should know of it (its facts).
+
+Raises ConfigError.
+"""
+
+
 class EngineClient(ABC):
     """One engine, in this process or another. All methods belong to one event loop.
 
+    facts: what `build` said of the engine, after `start`.
     on_stats: called with the engine's statistics after every step, on the event loop. error: why
     the engine is dead; None while it lives.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, build: Build) -> None:
+        self.facts: Any = None
+        self._build = build
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
         self.stats = EngineStats()
         self.error: str | None = None
@@ -77,7 +89,7 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Begin to serve; returns when the engine is ready. Raises ConfigError if it can't be."""
+        """Build the engine and begin to serve; returns when it is ready. Raises ConfigError."""
 
     @abstractmethod
     def _send(self, command: Command) -> None:

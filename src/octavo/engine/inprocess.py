@@ -6,22 +6,21 @@ import asyncio
 import threading
 from queue import Empty, SimpleQueue
 
-from octavo.engine.client import EngineClient
+from octavo.engine.client import Build, EngineClient
 from octavo.engine.driver import drive
-from octavo.engine.loop import EngineLoop
 from octavo.engine.messages import Command, Report
 
 
 class InProcessEngine(EngineClient):
     """The loop has a thread of its own, but shares the interpreter with the event loop."""
 
-    def __init__(self, loop: EngineLoop) -> None:
-        super().__init__()
-        self._loop = loop
+    def __init__(self, build: Build) -> None:
+        super().__init__(build)
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     async def start(self) -> None:
+        loop, self.facts = await asyncio.to_thread(self._build)
         event_loop = asyncio.get_running_loop()
 
         def send(report: Report) -> None:
@@ -31,7 +30,7 @@ class InProcessEngine(EngineClient):
                 raise EOFError from None
 
         self._thread = threading.Thread(
-            target=drive, args=(self._loop, self._receive, send), name="octavo-engine"
+            target=drive, args=(loop, self._receive, send), name="octavo-engine"
         )
         self._thread.daemon = True  # a crash of the server must not hang on it
         self._thread.start()

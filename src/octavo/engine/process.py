@@ -7,37 +7,26 @@ import logging
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any
 
 from octavo.core.errors import ConfigError, EngineDeadError
-from octavo.engine.client import EngineClient
+from octavo.engine.client import Build, EngineClient
 from octavo.engine.driver import drive
-from octavo.engine.loop import EngineLoop
 from octavo.engine.messages import Close, Command, Report
 
 logger = logging.getLogger("octavo.engine")
-
-Build = Callable[[], tuple[EngineLoop, Any]]
-"""Makes the engine, in its process; also returns what the client wants to know of it. Must be
-picklable.
-"""
 
 
 class EngineProcess(EngineClient):
     """Scheduler and executor in a child process, so that neither waits for the other's interpreter
     lock.
 
-    facts: what `build` returned of the engine, after `start`. The child outlives no client: it ends
-    when the pipe does.
+    `build` must be picklable. The child outlives no client: it ends when the pipe does.
     """
 
     def __init__(self, build: Build) -> None:
-        super().__init__()
-        self.facts: Any = None
-        self._build = build
+        super().__init__(build)
         # Sending may block while the engine computes a step: never on the event loop.
         self._outbox: SimpleQueue[Command | None] = SimpleQueue()
         context = multiprocessing.get_context("spawn")
@@ -46,18 +35,14 @@ class EngineProcess(EngineClient):
             target=_engine_main, args=(self._child_end, build), name="octavo-engine", daemon=True
         )
 
-    def launch(self) -> None:
-        """Start the child without waiting for it, to do other work while it loads. `start` does it
-        otherwise.
-        """
-        if self._process.pid is None:
-            self._process.start()
-            self._child_end.close()
-
     async def start(self) -> None:
-        self.launch()
+        self._process.start()
+        self._child_end.close()
         try:
             first = await asyncio.to_thread(self._connection.recv)
+        except asyncio.CancelledError:
+            self._process.kill()
+            raise
         except EOFError:
             first = EngineDeadError(f"the engine process ended while starting{self._exit_code()}")
         if isinstance(first, Exception):

@@ -117,6 +117,10 @@ class ServedModel:
         for word in sampling.bad_words:
             for text in (word, " " + word.lstrip()):
                 ids = self.tokenizer.encode(text, add_special_tokens=False)
-                if ids:
-                    spelled[tuple(ids)] = None
+                if not ids:
+                    raise RequestError(
+                        f"bad_words has {word!r}, which has no tokens; leave it out",
+                        param="bad_words",
+                    )
+                spelled[tuple(ids)] = None
         return tuple(spelled)

@@ -1,0 +1,81 @@
+"""How much memory the KV cache gets."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from octavo.core.errors import ConfigError
+from octavo.core.model_spec import ModelSpec
+
+_MIB = 2**20
+
+
+class KVDecision(NamedTuple):
+    """num_bytes: of all blocks. max_model_len: as asked, or what was found to fit. reason: a
+    sentence for the start-up report.
+    """
+
+    num_blocks: int
+    num_bytes: int
+    max_model_len: int
+    reason: str
+
+
+def decide_num_blocks(
+    spec: ModelSpec,
+    *,
+    block_size: int,
+    bytes_per_value: int,
+    kv_cache_memory_bytes: int | None,
+    free_memory_bytes: int,
+    memory_share: float,
+    max_num_seqs: int,
+    max_model_len: int | None,
+) -> KVDecision:
+    """Size the cache: `kv_cache_memory_bytes` if given, else `memory_share` of the free memory, but
+    no more than `max_num_seqs` sequences of `max_model_len` tokens could ever fill.
+
+    max_model_len: None takes the model's own, or less if the memory holds no sequence of that
+    length. Raises ConfigError if one sequence of max_model_len tokens doesn't fit.
+    """
+    block_bytes = spec.kv_bytes_per_token(bytes_per_value) * block_size
+    wanted_len = spec.max_position if max_model_len is None else max_model_len
+    blocks_per_sequence = -(-wanted_len // block_size)
+    useful_blocks = blocks_per_sequence * max_num_seqs
+    if kv_cache_memory_bytes is not None:
+        available_bytes = kv_cache_memory_bytes
+        num_blocks = available_bytes // block_bytes
+        source = "set by --kv-cache-memory-bytes"
+    else:
+        available_bytes = int(free_memory_bytes * memory_share)
+        num_blocks = min(available_bytes // block_bytes, useful_blocks)
+        free = f"{memory_share:.0%} of {free_memory_bytes / _MIB:.1f} MiB free memory"
+        source = free
+        if num_blocks == useful_blocks:
+            source = f"all that {max_num_seqs} sequences can use, within {free}"
+
+    largest_len = num_blocks * block_size
+    if largest_len < wanted_len and (max_model_len is not None or num_blocks < 1):
+        raise _too_little(
+            wanted_len, blocks_per_sequence * block_bytes, available_bytes, largest_len, source
+        )
+    num_bytes = num_blocks * block_bytes
+    reason = f"{num_blocks} blocks of {block_size} tokens, {num_bytes / _MIB:.1f} MiB: {source}"
+    if largest_len < wanted_len:
+        reason += f"; max_model_len reduced from {wanted_len} to the {largest_len} tokens that fit"
+    return KVDecision(num_blocks, num_bytes, min(wanted_len, largest_len), reason)
+
+
+def _too_little(
+    wanted_len: int, needed_bytes: int, available_bytes: int, largest_len: int, source: str
+) -> ConfigError:
+    # Rounded away from each other, so that the two figures never read as equal.
+    needed = -(-needed_bytes * 10 // _MIB) / 10
+    available = available_bytes * 10 // _MIB / 10
+    remedy = "give more memory with --kv-cache-memory-bytes"
+    if largest_len > 0:
+        remedy = f"start with --max-model-len {largest_len} or less, or {remedy}"
+    return ConfigError(
+        f"one sequence of max_model_len {wanted_len} tokens needs {needed:.1f} MiB of KV cache, "
+        f"but only {available:.1f} MiB is available ({source}); {remedy}"
+    )

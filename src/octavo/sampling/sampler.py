@@ -1,0 +1,157 @@
+"""The next token of each sequence, from a batch of logits and what each sequence asked for."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import numpy as np
+
+from octavo.core.step import SlotBinding, TokenLogprobs
+from octavo.ops import (
+    Array,
+    adjust_logits,
+    non_finite_rows,
+    sample,
+    split_columns,
+    take_rows,
+)
+from octavo.ops.backend import Backend
+from octavo.sampling.edits import SequenceEdits, merge_edits
+from octavo.sampling.logprobs import token_logprobs
+from octavo.sampling.rng import uniforms
+
+logger = logging.getLogger("octavo")
+
+_NO_LOGPROBS = -2  # next to token_logprobs' ALL_TOKENS (-1) and counts from 0
+_SEED_MASK = 2**64 - 1
+
+
+def non_finite_error(slot: int, position: int) -> str:
+    """The error of a sequence whose logits are broken; logged, since the model or dtype is at
+    fault.
+    """
+    message = f"the model produced non-finite logits at position {position}"
+    logger.warning("%s of the sequence in slot %d; it ends with an error", message, slot)
+    return message
+
+
+class SampledRows(NamedTuple):
+    """token_ids (R,) int64. logprobs and errors by row: where asked for, and where sampling failed
+    (the row's token id is then 0 and means nothing).
+    """
+
+    token_ids: np.ndarray
+    logprobs: dict[int, TokenLogprobs]
+    errors: dict[int, str]
+
+
+class Sampler:
+    """Holds what each slot's sequence asked for, and its penalties' counts.
+
+    A row's token depends on its logits, its sequence's tokens, its seed and its position alone:
+    not on the slot, the other rows, or how the sequence's steps were cut.
+    """
+
+    def __init__(self, backend: Backend, *, max_num_seqs: int, vocab_size: int) -> None:
+        """vocab_size: of the tokenizer. Logits may be wider by padding; those ids are never
+        sampled.
+        """
+        self._backend = backend
+        self._vocab_size = vocab_size
+        self._temperature = np.zeros(max_num_seqs, np.float32)
+        self._top_k = np.zeros(max_num_seqs, np.int64)
+        self._top_p = np.ones(max_num_seqs, np.float32)
+        self._min_p = np.zeros(max_num_seqs, np.float32)
+        self._seed = np.zeros(max_num_seqs, np.uint64)
+        self._num_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, np.int64)
+        self._edits: list[SequenceEdits | None] = [None] * max_num_seqs
+
+    def bind(self, binding: SlotBinding) -> None:
+        """A sequence takes a slot."""
+        slot, params = binding.slot, binding.sampling
+        self._temperature[slot] = params.temperature
+        self._top_k[slot] = params.top_k if params.top_k < self._vocab_size else 0
+        self._top_p[slot] = params.top_p
+        self._min_p[slot] = params.min_p
+        self._seed[slot] = binding.seed & _SEED_MASK
+        self._num_logprobs[slot] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
+        asked = SequenceEdits.are_asked_by(binding)
+        self._edits[slot] = SequenceEdits(binding, self._vocab_size) if asked else None
+
+    def sample(self, logits: Array, slots: np.ndarray, positions: np.ndarray) -> SampledRows:
+        """Choose one token per row. `logits` is used up: its memory may be written to.
+
+        positions: of the tokens to be chosen. Shapes: logits (R, V), V at least the tokenizer's
+        vocabulary; slots, positions (R,) int64.
+        """
+        broken = non_finite_rows(logits)
+        errors = {
+            row: non_finite_error(int(slots[row]), int(positions[row]))
+            for row in np.flatnonzero(broken).tolist()
+        }
+        edited = [
+            (row, sequence)
+            for row, slot in enumerate(slots.tolist())
+            if (sequence := self._edits[slot]) is not None
+        ]
+        edits = merge_edits(edited, len(slots))
+        groups = self._rows_for_logprobs(logits, slots, copy=edits is not None)
+        if padding := logits.shape[1] - self._vocab_size:
+            logits, _ = split_columns(logits, (self._vocab_size, padding))
+        if edits is not None:
+            logits = adjust_logits(logits, edits)
+            impossible = non_finite_rows(logits) & ~broken
+            for row in np.flatnonzero(impossible).tolist():
+                errors[row] = (
+                    f"no token is possible at position {positions[row]}: allowed_token_ids, "
+                    "bad_words and min_tokens forbid all, or a penalty is too large; relax them"
+                )
+            broken = broken | impossible
+        token_ids = self._choose(logits, slots, positions, broken)
+        for row, sequence in edited:
+            sequence.observe(int(token_ids[row]))
+        logprobs: dict[int, TokenLogprobs] = {}
+        for num_top, rows, rows_logits in groups:
+            records = token_logprobs(rows_logits, token_ids[rows], num_top)
+            logprobs.update(zip(rows.tolist(), records, strict=True))
+        return SampledRows(token_ids, logprobs, errors)
+
+    def _choose(
+        self, logits: Array, slots: np.ndarray, positions: np.ndarray, broken: np.ndarray
+    ) -> np.ndarray:
+        # A broken row's choice is thrown away; arg-max is defined for any logits.
+        temperature = np.where(broken, np.float32(0), self._temperature[slots])
+        random_rows = np.flatnonzero(temperature)
+        uniform = np.zeros(len(slots))
+        if len(random_rows):
+            seeds = self._seed[slots[random_rows]]
+            uniform[random_rows] = uniforms(seeds, positions[random_rows].astype(np.uint64))
+        token_ids = sample(
+            logits,
+            temperature,
+            self._top_k[slots],
+            self._top_p[slots],
+            self._min_p[slots],
+            uniform,
+        )
+        return np.where(broken, 0, token_ids)
+
+    def _rows_for_logprobs(
+        self, logits: Array, slots: np.ndarray, *, copy: bool
+    ) -> list[tuple[int, np.ndarray, Array]]:
+        """(number of top tokens, rows, their logits) for the rows that ask for log-probabilities.
+
+        Rows are grouped by number, so that one request for the whole vocabulary doesn't make the
+        others pay.
+        """
+        asked = self._num_logprobs[slots]
+        groups = []
+        for num_top in np.unique(asked[asked != _NO_LOGPROBS]).tolist():
+            rows = np.flatnonzero(asked == num_top)
+            if copy or len(rows) < len(slots):
+                rows_logits = take_rows(logits, self._backend.from_host(rows))
+            else:
+                rows_logits = logits
+            groups.append((num_top, rows, rows_logits))
+        return groups

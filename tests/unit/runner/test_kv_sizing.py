@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.core.errors import ConfigError
+from octavo.core.model_spec import AttentionSpec, ModelSpec
+from octavo.runner.kv_sizing import KVDecision, decide_num_blocks
+
+SPEC = ModelSpec(
+    family="llama",
+    vocab_size=320,
+    hidden_size=64,
+    num_parameters=1000,
+    max_position=512,
+    layers=(AttentionSpec(4, 2, 64), AttentionSpec(4, 2, 64, window=24)),
+)
+TOKEN_BYTES = 2 * 2 * 2 * 64 * 2  # layers, keys and values, kv heads, head size, bytes
+MIB = 2**20
+
+
+def decide(**changes: Any) -> KVDecision:
+    arguments: dict[str, Any] = {
+        "block_size": 16,
+        "bytes_per_value": 2,
+        "kv_cache_memory_bytes": None,
+        "free_memory_bytes": 1024 * MIB,
+        "memory_share": 0.5,
+        "max_num_seqs": 8,
+        "max_model_len": 256,
+    }
+    return decide_num_blocks(SPEC, **(arguments | changes))
+
+
+def test_takes_no_more_than_all_sequences_can_fill() -> None:
+    decision = decide()
+    assert decision.num_blocks == 8 * 16
+    assert decision.num_bytes == 8 * 256 * TOKEN_BYTES
+    assert decision.max_model_len == 256
+    assert decision.reason == (
+        "128 blocks of 16 tokens, 2.0 MiB: all that 8 sequences can use, "
+        "within 50% of 1024.0 MiB free memory"
+    )
+
+
+def test_takes_its_share_of_the_free_memory() -> None:
+    decision = decide(free_memory_bytes=2 * MIB)
+    assert decision.num_blocks == MIB // (16 * TOKEN_BYTES)
+    assert decision.reason.endswith("50% of 2.0 MiB free memory")
+
+
+def test_explicit_bytes_win() -> None:
+    decision = decide(kv_cache_memory_bytes=16 * MIB, free_memory_bytes=MIB)
+    assert decision.num_blocks == 16 * MIB // (16 * TOKEN_BYTES)
+    assert decision.reason.endswith("16.0 MiB: set by --kv-cache-memory-bytes")
+
+
+def test_a_model_length_that_is_no_multiple_of_the_block_needs_whole_blocks() -> None:
+    assert decide(max_model_len=250).num_blocks == decide(max_model_len=256).num_blocks
+
+
+def test_too_little_memory_names_both_figures_and_a_length_that_works() -> None:
+    # CFG-05: room for 100 tokens, 256 asked for.
+    budget = 100 * TOKEN_BYTES
+    with pytest.raises(ConfigError) as caught:
+        decide(kv_cache_memory_bytes=budget)
+    assert str(caught.value) == (
+        "one sequence of max_model_len 256 tokens needs 0.3 MiB of KV cache, but only 0.0 MiB is "
+        "available (set by --kv-cache-memory-bytes); start with --max-model-len 96 or less, or "
+        "give more memory with --kv-cache-memory-bytes"
+    )
+    decision = decide(kv_cache_memory_bytes=budget, max_model_len=96)
+    assert decision.num_blocks * 16 == decision.max_model_len == 96
+
+
+def test_an_automatic_length_shrinks_to_what_fits() -> None:
+    decision = decide(kv_cache_memory_bytes=100 * TOKEN_BYTES, max_model_len=None)
+    assert decision.max_model_len == 96
+    assert decision.reason.endswith("max_model_len reduced from 512 to the 96 tokens that fit")
+    assert decide(max_model_len=None).max_model_len == SPEC.max_position
+
+
+@pytest.mark.parametrize("max_model_len", [None, 256])
+def test_no_block_at_all_is_an_error_without_a_length(max_model_len: int | None) -> None:
+    with pytest.raises(ConfigError, match=r"0\.0 MiB is available") as caught:
+        decide(kv_cache_memory_bytes=16 * TOKEN_BYTES - 1, max_model_len=max_model_len)
+    assert "--max-model-len" not in str(caught.value)
+
+
+def test_no_free_memory_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"50% of 0\.0 MiB free memory"):
+        decide(free_memory_bytes=0)

@@ -1,0 +1,148 @@
+"""Sampled frequencies against the distribution that the parameters define, with fixed seeds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.ops.backend import load_backend
+from support.sampling import TableModel, bind, sample_once
+
+V = 16
+LOGITS = np.random.default_rng(5).normal(0, 1.5, V)
+DRAWS = 4000
+BACKEND = load_backend("torch", device="cpu")
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+def kept(probabilities: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    return np.where(keep, probabilities, 0) / probabilities[keep].sum()
+
+
+def expected_distribution(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
+) -> np.ndarray:
+    """Straight from the parameters' definitions: min_p, then top_k, then top_p."""
+    p = softmax(logits / temperature)
+    p = kept(p, p >= min_p * p.max())
+    if top_k:
+        p = kept(p, p >= np.sort(p)[-min(top_k, V)])
+    order = np.argsort(-p)
+    mass_before = np.cumsum(p[order]) - p[order]
+    keep = np.zeros(V, bool)
+    keep[order[mass_before < top_p]] = True
+    return kept(p, keep)
+
+
+def check_frequencies(tokens: np.ndarray, expected: np.ndarray) -> None:
+    observed = np.bincount(tokens, minlength=V)
+    assert observed[expected == 0].sum() == 0
+    possible = expected > 0
+    mean = expected[possible] * len(tokens)
+    chi_square = float(((observed[possible] - mean) ** 2 / mean).sum())
+    freedom = int(possible.sum()) - 1
+    # Five standard deviations above the mean of a chi-square variable: fails once in about 1e5.
+    assert chi_square <= freedom + 5 * math.sqrt(2 * freedom)
+
+
+def draw(**params: Any) -> np.ndarray:
+    bindings = [bind(slot, seed=slot + 1000, **params) for slot in range(DRAWS)]
+    sampled = sample_once(BACKEND, np.tile(LOGITS, (DRAWS, 1)), bindings)
+    assert not sampled.errors
+    return sampled.token_ids
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "min_p"),
+    [
+        (1.0, 0, 1.0, 0.0),
+        (0.5, 0, 1.0, 0.0),
+        (2.0, 0, 1.0, 0.0),
+        (1.0, 4, 1.0, 0.0),
+        (1.0, 0, 0.7, 0.0),
+        (1.0, 0, 1.0, 0.15),
+        (1.3, 8, 0.8, 0.05),
+    ],
+)
+def test_frequencies(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    tokens = draw(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    check_frequencies(tokens, expected_distribution(LOGITS, temperature, top_k, top_p, min_p))
+
+
+def test_the_test_can_tell_distributions_apart() -> None:
+    tokens = draw(temperature=1.0)
+    with pytest.raises(AssertionError):
+        check_frequencies(tokens, expected_distribution(LOGITS, 1.1, 0, 1.0, 0.0))
+
+
+def test_frequencies_under_penalties_and_bias() -> None:
+    best, second, third = np.argsort(-LOGITS)[:3].tolist()
+    tokens = draw(
+        prompt=(best, third),
+        output=(second, second),
+        repetition_penalty=1.7,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+        logit_bias={third: 0.9},
+    )
+    logits = LOGITS.copy()
+    for token in (best, second, third):
+        logits[token] = logits[token] / 1.7 if logits[token] > 0 else logits[token] * 1.7
+    logits[second] -= 0.4 + 2 * 0.3
+    logits[third] += 0.9
+    check_frequencies(tokens, softmax(logits))
+
+
+def test_frequencies_along_one_sequences_positions() -> None:
+    # The positions of one stream must be as independent as different seeds.
+    logits = np.tile(LOGITS, (DRAWS, 1))
+    bindings = [bind(slot, seed=42, prompt=(0,) * (slot + 1)) for slot in range(DRAWS)]
+    tokens = sample_once(BACKEND, logits, bindings).token_ids
+    check_frequencies(tokens, softmax(LOGITS))
+
+
+sampling_params = st.fixed_dictionaries(
+    {
+        "seed": st.integers(-(2**63), 2**63 - 1),
+        "prompt": st.lists(st.integers(0, V - 1), min_size=1, max_size=4).map(tuple),
+        "temperature": st.sampled_from([0.0, 0.7, 1.5]),
+        "top_k": st.sampled_from([0, 3]),
+        "top_p": st.sampled_from([0.6, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.1]),
+        "repetition_penalty": st.sampled_from([1.0, 1.5]),
+        "presence_penalty": st.sampled_from([0.0, 0.5]),
+        "logit_bias": st.sampled_from([{}, {3: 2.0}]),
+        "min_tokens": st.sampled_from([0, 4]),
+        "eos": st.just(frozenset({2})),
+        "logprobs": st.sampled_from([None, 0, 3]),
+    }
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    requests=st.lists(sampling_params, min_size=2, max_size=5),
+    slots=st.permutations(range(8)),
+    cut=st.integers(1, 5),
+)
+def test_a_sequence_is_the_same_alone_in_company_and_resumed(
+    requests: list[dict[str, Any]], slots: list[int], cut: int
+) -> None:
+    model = TableModel(BACKEND, V)
+    bindings = [bind(slot, **request) for slot, request in zip(slots, requests, strict=False)]
+    together, logprobs = model.generate(bindings, 6)
+    for index, request in enumerate(requests):
+        alone, alone_logprobs = model.generate([bind(0, **request)], 6)
+        assert together[index] == alone[0]
+        assert logprobs[index] == alone_logprobs[0]
+        resumed, _ = model.generate([bind(1, output=tuple(alone[0][:cut]), **request)], 6 - cut)
+        assert alone[0][cut:] == resumed[0]
