@@ -44,6 +44,7 @@ def worlds(draw: st.DrawFn, *, failures: bool = False) -> World:
     block_size = draw(st.sampled_from([1, 2, 4, 7]))
     num_blocks = draw(st.integers(3, 40))
     prefixes = draw(st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=3))
+    policy = draw(st.sampled_from(["fcfs", "priority"]))
     arrivals = []
     for number in range(draw(st.integers(1, 10))):
         own = draw(st.lists(st.integers(0, 3), min_size=1, max_size=20))
@@ -52,7 +53,7 @@ def worlds(draw: st.DrawFn, *, failures: bool = False) -> World:
             draw(st.sampled_from(prefixes)) + own,
             draw(st.integers(1, 12)),
             seed=draw(st.integers(0, 2)),
-            priority=draw(st.integers(0, 2)),
+            priority=draw(st.integers(0, 2)) if policy == "priority" else 0,
             cache_salt=draw(st.sampled_from(["", "", "b"])),
             eos=range(draw(st.sampled_from([0, 100]))),
             n=draw(st.sampled_from([1, 1, 1, 2, 4])),
@@ -73,7 +74,7 @@ def worlds(draw: st.DrawFn, *, failures: bool = False) -> World:
         budget=draw(st.sampled_from([1, 2, 3, 8, 16, 64])),
         depth=draw(st.sampled_from([1, 1, 2, 3])),
         prefix_caching=draw(st.booleans()),
-        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        policy=policy,
         arrivals=arrivals,
         fail_at=frozenset(draw(st.sets(st.integers(1, 20), max_size=2)))
         if failures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from octavo.core.clock import monotonic
 from octavo.core.errors import ConfigError, EngineDeadError
@@ -23,8 +24,7 @@ def die_at_step(number: int):  # type: ignore[no-untyped-def]
 
 
 def in_process(*, die_at: int = 0, fail_at: int = 0, delay_s: float = 0.0) -> InProcessEngine:
-    loop, _ = build_loop(die_at, fail_at, delay_s)
-    return InProcessEngine(loop)
+    return InProcessEngine(partial(build_loop, die_at, fail_at, delay_s))
 
 
 def build_loop(die_at: int = 0, fail_at: int = 0, delay_s: float = 0.0) -> tuple[EngineLoop, str]:

@@ -29,25 +29,22 @@ class SamplingParams:
 
     n: continuations of the one prompt, each with its own random stream.
     presence_penalty, frequency_penalty: subtracted from the logit of each token generated so far
-    (once; per
-        occurrence), in [-2, 2].
+        (once; per occurrence), in [-2, 2].
     repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or
-    output; > 0.
+        output, in [0.001, 1000].
     temperature: 0 is greedy; otherwise in (0, 2].
     top_p, top_k, min_p: keep the smallest set of tokens with this mass; the k likeliest (0 or -1:
-    all); those with at
-        least this share of the likeliest token's probability.
+        all); those with at least this share of the likeliest token's probability.
     seed: makes the request's tokens reproducible, whatever shares its batch. -1 is None.
-    stop: strings that end the text; stop_token_ids: tokens that do. Neither counts before
-    `min_tokens` tokens.
+    stop, stop_token_ids: strings and tokens that end the text, once more than `min_tokens` tokens
+        have been generated.
     min_tokens: end-of-sequence tokens can't be sampled before this many tokens.
     ignore_eos: go on past end-of-sequence tokens.
     logprobs: log-probabilities of this many likeliest tokens per position (0: only the sampled
-    one's), taken from the
-        unmodified distribution; prompt_logprobs: the same for the prompt's tokens. -1 means the
-        whole vocabulary.
-    bad_words: texts that may not appear; allowed_token_ids: the only tokens that may; logit_bias:
-    added to logits.
+        one's), taken from the unmodified distribution; -1 means the whole vocabulary.
+        prompt_logprobs: the same for the prompt's tokens.
+    bad_words: texts that may not appear. allowed_token_ids: the only tokens that may.
+        logit_bias: token id to what is added to its logit, in [-100, 100].
     """
 
     n: int = 1
@@ -99,9 +96,9 @@ class SamplingParams:
         _number("min_p", self.min_p, low=0, high=1)
         _number("presence_penalty", self.presence_penalty, low=-2, high=2)
         _number("frequency_penalty", self.frequency_penalty, low=-2, high=2)
-        _number("repetition_penalty", self.repetition_penalty, low=0, open_low=True)
+        _number("repetition_penalty", self.repetition_penalty, low=0.001, high=1000)
         _integer("n", self.n, low=1, high=MAX_N)
-        _integer("top_k", self.top_k, low=0)
+        _integer("top_k", self.top_k, low=0, high=2**31 - 1)
         _integer("min_tokens", self.min_tokens, low=0)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, low=1)

@@ -14,6 +14,7 @@ class Policy(Protocol):
     """
 
     name: str
+    uses_priority: bool  # else a request that brings one is refused
 
     def order(self, sequence: Sequence) -> tuple[int, ...]:
         """A key that never changes over a sequence's life; lower is served first. Keys are unique."""
@@ -28,6 +29,7 @@ class Policy(Protocol):
 
 class FirstComeFirstServed:
     name = "fcfs"
+    uses_priority = False
 
     def order(self, sequence: Sequence) -> tuple[int, ...]:
         return (sequence.number,)
@@ -40,6 +42,7 @@ class ByPriority:
     """Lower `priority` first, first come first served among equals; preempts strictly lower ranks."""
 
     name = "priority"
+    uses_priority = True
 
     def order(self, sequence: Sequence) -> tuple[int, ...]:
         return (sequence.request.priority, sequence.number)

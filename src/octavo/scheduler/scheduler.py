@@ -76,7 +76,7 @@ class Scheduler:
 
         Raises RequestError if it could never run, QueueFullError if too many wait already.
         """
-        self._check_fits(request)
+        self._check_request(request)
         self._check_queue()
         first, *others = [self._new_sequence(request, i) for i in range(request.sampling.n)]
         self._sequences[request.request_id] = [first, *others]
@@ -373,9 +373,15 @@ class Scheduler:
             total_prefix_hits=stats.total_prefix_hits + num_cached,
         )
 
-    def _check_fits(self, request: Request) -> None:
+    def _check_request(self, request: Request) -> None:
         if request.request_id in self._sequences:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        if request.priority and not self._policy.uses_priority:
+            raise RequestError(
+                f"priority {request.priority} has no effect under the {self._policy.name} policy; "
+                "leave it out, or start the server with --scheduling-policy priority",
+                param="priority",
+            )
         num_prompt, longest = (
             request.num_prompt_tokens,
             request.num_prompt_tokens + request.max_tokens,

@@ -278,7 +278,8 @@ def _encode(
                     f"The text has half of a surrogate pair ({text[error.start]!a} at character "
                     f"{error.start}), which is not valid Unicode; send whole characters."
                 ) from error
-    if len(texts) == 1:
+    # The batch call gives the interpreter lock up while it works; the single one is cheaper.
+    if len(texts) == 1 and len(texts[0]) < 1000:
         return [tokenizer.encode(texts[0], add_special_tokens=add_special_tokens).ids]
     encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
     return [encoding.ids for encoding in encodings]

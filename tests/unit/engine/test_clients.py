@@ -14,6 +14,7 @@ from octavo.core.errors import ConfigError, EngineDeadError, RequestError
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import EngineStats, TokenDelta
 from octavo.engine.client import EngineClient, RequestStream
+from octavo.engine.inprocess import InProcessEngine
 from octavo.engine.process import EngineProcess
 from support.engines import build_loop, build_nothing, in_process
 from support.truth import continuation, make_request
@@ -161,18 +162,17 @@ def test_shutdown_gives_open_streams_their_final_delta(make: Make) -> None:
     asyncio.run(main())
 
 
-def test_the_facts_of_the_child_arrive() -> None:
+def test_the_facts_of_the_engine_arrive(make: Make) -> None:
     async def body(engine: EngineClient) -> None:
-        assert isinstance(engine, EngineProcess)
         assert engine.facts == "the facts"
 
-    serve(in_child(), body)
+    serve(make(), body)
 
 
-def test_a_child_that_cannot_start_says_why() -> None:
-    engine = EngineProcess(build_nothing)
+@pytest.mark.parametrize("kind", [InProcessEngine, EngineProcess])
+def test_an_engine_that_cannot_start_says_why(kind: type[EngineClient]) -> None:
     with pytest.raises(ConfigError, match="there is no such model"):
-        asyncio.run(engine.start())
+        asyncio.run(kind(build_nothing).start())
 
 
 def test_a_killed_child_is_noticed_at_once() -> None:

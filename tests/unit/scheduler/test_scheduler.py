@@ -244,6 +244,12 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     assert not scheduler.has_unfinished
 
 
+def test_a_priority_that_would_have_no_effect_is_refused() -> None:
+    scheduler, _ = make_scheduler()
+    with pytest.raises(RequestError, match="no effect under the fcfs policy"):
+        scheduler.add(make_request("a", prompt(4), 2, priority=3))
+
+
 def test_a_full_queue_refuses() -> None:
     scheduler, _ = make_scheduler(max_num_seqs=1, max_num_queued_reqs=2)
     bench = Bench(scheduler, 64)

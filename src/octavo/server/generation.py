@@ -1,0 +1,250 @@
+"""From the engine's tokens to what a reply says: text, stop strings, usage, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple
+
+from octavo.core.clock import Clock
+from octavo.core.errors import EngineDeadError, RequestError
+from octavo.core.request import FinishReason, Request
+from octavo.core.step import TokenDelta, TokenLogprobs
+from octavo.engine.client import RequestStream
+from octavo.server.errors import SERVER_ERROR, sanitized
+from octavo.server.metrics import Metrics, RequestRecord
+from octavo.text.output import OutputText
+from octavo.text.tokenizer import Tokenizer
+
+
+class Piece(NamedTuple):
+    """What one engine step adds to one of the reply's choices.
+
+    choice: prompt number times n plus the sequence's number. token_ids: those that count, i.e. up
+    to the one that completed a stop string; text may lag behind them, or be cut before them.
+    prompt_logprobs: on a choice's first piece. stop_reason: the stop string or stop token.
+    """
+
+    choice: int
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs] | None
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+
+
+class Usage:
+    """Tokens of one reply, summed over its prompts and choices."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+
+    def body(self) -> dict[str, object]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "completion_tokens": self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class _Prompt:
+    """One prompt's request while it runs."""
+
+    def __init__(self, request: Request, stream: RequestStream, record: RequestRecord) -> None:
+        self.request = request
+        self.stream = stream
+        self.record = record
+        self.is_started = False
+        self.logprobs: Sequence[TokenLogprobs | None] | None = None
+
+
+class _Choice:
+    def __init__(self, text: OutputText) -> None:
+        self.text = text
+        self.is_started = False
+        self.is_finished = False
+
+
+class Generation(AbstractAsyncContextManager["Generation"]):
+    """Accepted requests, read to their end as one iteration of `Piece`s.
+
+    All requests have the same `n`. Leaving the context aborts whatever still runs and calls
+    `on_exit`. The iteration raises RequestError if a sequence fails (the others are then aborted),
+    EngineDeadError if the engine dies.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        streams: Sequence[RequestStream],
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        clock: Clock,
+        on_exit: Callable[[Generation], None],
+    ) -> None:
+        self._clock = clock
+        self._on_exit = on_exit
+        self._n = requests[0].sampling.n
+        self._prompts = [
+            _Prompt(request, stream, RequestRecord(metrics, request))
+            for request, stream in zip(requests, streams, strict=True)
+        ]
+        self._choices = [
+            _Choice(_output_text(tokenizer, request))
+            for request in requests
+            for _ in range(self._n)
+        ]
+        self.usage = Usage(sum(request.num_prompt_tokens for request in requests))
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._choices)
+
+    def abort(self) -> None:
+        """End what still runs; the iteration goes on to the final pieces."""
+        for prompt in self._prompts:
+            prompt.stream.abort()
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.abort()
+        now = self._clock()
+        for prompt in self._prompts:
+            prompt.record.lost(FinishReason.ABORT, now)
+        self._on_exit(self)
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        failure: str | None = None
+        try:
+            async for number, delta in _merged([prompt.stream for prompt in self._prompts]):
+                piece = self._take(number, delta)
+                if delta.finish_reason is FinishReason.ERROR and failure is None:
+                    failure = delta.error or "the request failed"
+                    self.abort()
+                if piece is not None and failure is None:
+                    yield piece
+        except EngineDeadError:
+            now = self._clock()
+            for prompt in self._prompts:
+                prompt.record.lost(FinishReason.ERROR, now)
+            raise
+        if failure is not None:
+            raise RequestError(f"{SERVER_ERROR} ({sanitized(failure)})", status=500)
+
+    def _take(self, number: int, delta: TokenDelta) -> Piece | None:
+        """Account for a delta; None if it adds nothing to the reply."""
+        prompt = self._prompts[number]
+        choice_number = number * self._n + delta.index
+        choice = self._choices[choice_number]
+        now = self._clock()
+        if not prompt.is_started:
+            prompt.is_started = True
+            prompt.logprobs = delta.prompt_logprobs
+            self.usage.cached_tokens += delta.num_cached_tokens
+        reason, stop_reason = delta.finish_reason, delta.stop_token_id
+        if choice.is_finished:  # by a stop string; the engine may have been a step ahead
+            if reason is not None:
+                self._record_end(prompt, delta, FinishReason.STOP, now)
+            return None
+
+        added = choice.text.push(
+            delta.token_ids,
+            final=reason is not None,
+            ended_by_token=reason is FinishReason.STOP,
+        )
+        num_tokens = added.num_tokens_consumed
+        if num_tokens:
+            self.usage.completion_tokens += num_tokens
+            prompt.record.delivered(delta.index, num_tokens, delta.num_cached_tokens, now)
+        if added.stop_reason is not None and reason is None:
+            prompt.stream.stop(delta.index)
+        elif reason is not None:
+            ended = FinishReason.STOP if added.stop_reason is not None else reason
+            self._record_end(prompt, delta, ended, now)
+        if added.stop_reason is not None:
+            reason = FinishReason.STOP
+        is_first, choice.is_started = not choice.is_started, True
+        choice.is_finished = reason is not None
+        return Piece(
+            choice_number,
+            added.text,
+            delta.token_ids[:num_tokens],
+            None if delta.logprobs is None else delta.logprobs[:num_tokens],
+            prompt.logprobs if is_first else None,
+            reason,
+            stop_reason if added.stop_reason is None else added.stop_reason,
+        )
+
+    def _record_end(
+        self, prompt: _Prompt, delta: TokenDelta, reason: FinishReason, now: float
+    ) -> None:
+        prompt.record.ended(delta.index, reason, now, delta.times, delta.num_preemptions)
+
+
+async def collect(generation: Generation) -> list[Piece]:
+    """Each choice of the reply as one piece."""
+    pieces: list[list[Piece]] = [[] for _ in range(generation.num_choices)]
+    async for piece in generation:
+        pieces[piece.choice].append(piece)
+    return [_joined(of_choice) for of_choice in pieces]
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    first, last = pieces[0], pieces[-1]
+    return last._replace(
+        text="".join(piece.text for piece in pieces),
+        token_ids=[token for piece in pieces for token in piece.token_ids],
+        logprobs=None
+        if all(piece.logprobs is None for piece in pieces)
+        else [entry for piece in pieces for entry in piece.logprobs or ()],
+        prompt_logprobs=first.prompt_logprobs,
+    )
+
+
+def _output_text(tokenizer: Tokenizer, request: Request) -> OutputText:
+    sampling = request.sampling
+    return OutputText(
+        tokenizer,
+        request.prompt_token_ids,
+        stop=sampling.stop,
+        include_stop=sampling.include_stop_str_in_output,
+        min_tokens=sampling.min_tokens,
+        skip_special_tokens=sampling.skip_special_tokens,
+    )
+
+
+async def _merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, TokenDelta]]:
+    """The deltas of several streams as they come, each with its stream's number."""
+    if len(streams) == 1:  # spare the common case a task and a queue
+        async for delta in streams[0]:
+            yield 0, delta
+        return
+    arrived: asyncio.Queue[tuple[int, TokenDelta | EngineDeadError | None]] = asyncio.Queue()
+
+    async def pump(number: int, stream: RequestStream) -> None:
+        try:
+            async for delta in stream:
+                arrived.put_nowait((number, delta))
+        except EngineDeadError as error:
+            arrived.put_nowait((number, error))
+        else:
+            arrived.put_nowait((number, None))
+
+    pumps = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(streams)]
+    try:
+        num_open = len(streams)
+        while num_open:
+            number, item = await arrived.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, EngineDeadError):
+                raise item
+            else:
+                yield number, item
+    finally:
+        for task in pumps:
+            task.cancel()

@@ -1,0 +1,249 @@
+"""Prometheus metrics under vLLM's names.
+
+The rules of counting: a sequence is one of a request's `n` answers. Token counters and histograms
+are fed by what was delivered, so once nothing runs they agree exactly:
+
+- prompt_tokens_total is the sum of request_prompt_tokens: a request counts in both when its first
+  token arrives, once whatever its `n`.
+- generation_tokens_total is the sum of request_generation_tokens: tokens up to the one that
+  completed a stop string, as in `usage`; the histogram counts a sequence when it ends, also one
+  that was aborted.
+- request_success_total and the latencies count sequences; a refused request counts nowhere but,
+  where the queue was full, in admission_rejections_total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from octavo.core.request import FinishReason, Request
+from octavo.core.step import EngineStats, RequestTimes
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_LABELS = ("model_name", "engine")
+_ENGINE = "0"
+
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_FIRST_TOKEN_SECONDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_TOKEN_SECONDS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+_REQUEST_SECONDS = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
+    60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+
+
+class Metrics:
+    """All metrics of one served model, in a registry of their own."""
+
+    def __init__(self, prefix: str, model_name: str, max_model_len: int) -> None:
+        self._registry = CollectorRegistry()
+        self._prefix = prefix
+        self._values = (model_name, _ENGINE)
+        self._last = EngineStats()
+        self._families: dict[str, Counter] = {}
+        lengths = _one_two_five(max_model_len)
+
+        self._running = self._gauge("num_requests_running", "Sequences that hold a slot.")
+        self._waiting = self._gauge("num_requests_waiting", "Sequences that wait for one.")
+        self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
+        self._step_tokens = self._histogram(
+            "iteration_tokens_total", "Tokens computed per engine step.", _STEP_TOKENS
+        )
+        self._prefix_queries = self._counter(
+            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
+        )
+        self._prefix_hits = self._counter(
+            "prefix_cache_hits", "Prompt tokens found in the prefix cache."
+        )
+        self._preemptions = self._counter(
+            "num_preemptions", "Sequences whose KV blocks were taken away."
+        )
+
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
+        self.prompt_tokens_cached = self._counter(
+            "prompt_tokens_cached", "Prompt tokens taken from the prefix cache."
+        )
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.num_prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Prompt tokens of a request.", lengths
+        )
+        self.num_computed_tokens = self._histogram(
+            "request_prefill_kv_computed_tokens",
+            "Prompt tokens of a request that were computed, not cached.",
+            lengths,
+        )
+        self.num_generation_tokens = self._histogram(
+            "request_generation_tokens", "Tokens generated for a sequence.", lengths
+        )
+        self.most_generation_tokens = self._histogram(
+            "request_max_num_generation_tokens", "Tokens of a request's longest sequence.", lengths
+        )
+        self.params_max_tokens = self._histogram(
+            "request_params_max_tokens", "Tokens that a sequence might have at most.", lengths
+        )
+        self.params_n = self._histogram(
+            "request_params_n", "Sequences of a request.", (1, 2, 5, 10, 20)
+        )
+        self.num_preemptions = self._histogram(
+            "request_num_preemptions", "Preemptions of a sequence.", (1, 2, 3, 4, 5, 10, 20)
+        )
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_SECONDS
+        )
+        self.inter_token = self._histogram(
+            "inter_token_latency_seconds", "Between a sequence's deliveries.", _TOKEN_SECONDS
+        )
+        self.per_output_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "First to last token, per token after the first.",
+            _TOKEN_SECONDS,
+        )
+        self.e2e = self._histogram(
+            "e2e_request_latency_seconds", "Arrival to end.", _REQUEST_SECONDS
+        )
+        self.queue = self._histogram(
+            "request_queue_time_seconds", "Arrival to first step.", _REQUEST_SECONDS
+        )
+        self.inference = self._histogram(
+            "request_inference_time_seconds", "First step to end.", _REQUEST_SECONDS
+        )
+        self.prefill = self._histogram(
+            "request_prefill_time_seconds", "First step to first token.", _REQUEST_SECONDS
+        )
+        self.decode = self._histogram(
+            "request_decode_time_seconds", "First token to end.", _REQUEST_SECONDS
+        )
+        self.ended = {
+            reason: self._counter("request_success", "Ended sequences.", finished_reason=reason)
+            for reason in map(str, FinishReason)
+        }
+        self.queue_full = self._counter(
+            "admission_rejections",
+            "Requests refused because too many wait.",
+            reason="max_num_queued_reqs",
+        )
+
+    def on_stats(self, stats: EngineStats) -> None:
+        """The engine's news after a step."""
+        last, self._last = self._last, stats
+        self._running.set(stats.num_running)
+        self._waiting.set(stats.num_waiting)
+        self._kv_usage.set(stats.kv_usage)
+        self._prefix_queries.inc(stats.total_prefix_queries - last.total_prefix_queries)
+        self._prefix_hits.inc(stats.total_prefix_hits - last.total_prefix_hits)
+        self._preemptions.inc(stats.total_preemptions - last.total_preemptions)
+        if stats.total_steps != last.total_steps:
+            self._step_tokens.observe(stats.step_tokens)
+
+    def exposition(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _gauge(self, name: str, doc: str) -> Gauge:
+        metric = Gauge(self._name(name), doc, _LABELS, registry=self._registry)
+        return metric.labels(*self._values)
+
+    def _counter(self, name: str, doc: str, **label: str) -> Counter:
+        known = self._families.get(name)
+        if known is None:
+            labels = (*_LABELS, *label)
+            known = Counter(self._name(name), doc, labels, registry=self._registry)
+            self._families[name] = known
+        return known.labels(*self._values, *label.values())
+
+    def _histogram(self, name: str, doc: str, buckets: Sequence[float]) -> Histogram:
+        metric = Histogram(self._name(name), doc, _LABELS, buckets=buckets, registry=self._registry)
+        return metric.labels(*self._values)
+
+    def _name(self, name: str) -> str:
+        return f"{self._prefix}:{name}"
+
+
+class RequestRecord:
+    """Measures one accepted request as its client sees it."""
+
+    def __init__(self, metrics: Metrics, request: Request) -> None:
+        self._metrics = metrics
+        self._request = request
+        n = request.sampling.n
+        self._first: list[float | None] = [None] * n
+        self._last = [0.0] * n
+        self._num_tokens = [0] * n
+        self._unfinished = set(range(n))
+        self._is_started = False
+
+    def delivered(self, index: int, num_tokens: int, num_cached: int, now: float) -> None:
+        """Sequence `index` got tokens."""
+        metrics = self._metrics
+        if self._first[index] is None:
+            self._first[index] = now
+            metrics.first_token.observe(now - self._request.arrival_time)
+            if not self._is_started:
+                self._start(num_cached)
+        else:
+            metrics.inter_token.observe(now - self._last[index])
+        self._last[index] = now
+        self._num_tokens[index] += num_tokens
+        metrics.generation_tokens.inc(num_tokens)
+
+    def ended(
+        self,
+        index: int,
+        reason: FinishReason,
+        now: float,
+        times: RequestTimes | None = None,
+        num_preemptions: int = 0,
+    ) -> None:
+        """Sequence `index` got its last delta; `times` is None if the engine died before that."""
+        if index not in self._unfinished:
+            return
+        self._unfinished.remove(index)
+        metrics, num_tokens, first = self._metrics, self._num_tokens[index], self._first[index]
+        metrics.ended[reason].inc()
+        metrics.num_generation_tokens.observe(num_tokens)
+        metrics.num_preemptions.observe(num_preemptions)
+        metrics.e2e.observe(now - self._request.arrival_time)
+        if first is not None and num_tokens > 1:
+            metrics.per_output_token.observe((self._last[index] - first) / (num_tokens - 1))
+        if times is not None and times.first_scheduled is not None:
+            metrics.queue.observe(times.first_scheduled - times.arrival)
+            metrics.inference.observe(times.finished - times.first_scheduled)
+            if times.first_token is not None:
+                metrics.prefill.observe(times.first_token - times.first_scheduled)
+                metrics.decode.observe(times.finished - times.first_token)
+        if not self._unfinished:
+            metrics.params_n.observe(self._request.sampling.n)
+            metrics.params_max_tokens.observe(self._request.max_tokens)
+            metrics.most_generation_tokens.observe(max(self._num_tokens))
+
+    def lost(self, reason: FinishReason, now: float) -> None:
+        """No more deltas will come for the sequences that have not ended."""
+        for index in list(self._unfinished):
+            self.ended(index, reason, now)
+
+    def _start(self, num_cached: int) -> None:
+        self._is_started = True
+        num_prompt = self._request.num_prompt_tokens
+        self._metrics.prompt_tokens.inc(num_prompt)
+        self._metrics.prompt_tokens_cached.inc(num_cached)
+        self._metrics.num_prompt_tokens.observe(num_prompt)
+        self._metrics.num_computed_tokens.observe(num_prompt - num_cached)
+
+
+def _one_two_five(highest: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50, ... up to `highest`."""
+    buckets = []
+    scale = 1
+    while scale <= highest:
+        buckets += [digit * scale for digit in (1, 2, 5) if digit * scale <= highest]
+        scale *= 10
+    return buckets

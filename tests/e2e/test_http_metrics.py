@@ -1,0 +1,105 @@
+"""What /metrics and `usage` count."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from octavo.config import ServerConfig
+from support.scripted import ScriptedExecutor, ScriptedServer, always, byte_model, scripted_server
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    executor = ScriptedExecutor(always([97]), step_seconds=0.002)
+    with scripted_server(executor, byte_model()) as running:
+        yield running
+
+
+def test_met_01_latencies_are_measured(server: ScriptedServer) -> None:
+    before = server.metrics()
+    begin = time.monotonic()
+    for _ in range(5):
+        assert server.complete(max_tokens=20).status_code == 200
+    elapsed = time.monotonic() - begin
+    after = server.metrics()
+    grown = {name: after[name] - before[name] for name in after if name in before}
+    assert grown["octavo:time_to_first_token_seconds_count"] == 5
+    assert grown["octavo:inter_token_latency_seconds_count"] == 5 * 19
+    assert 0.002 * 5 <= grown["octavo:time_to_first_token_seconds_sum"] < elapsed
+    per_token = grown["octavo:request_time_per_output_token_seconds_sum"] / 5
+    assert 0.002 <= per_token < elapsed / 5 / 19
+    assert 0.8 * elapsed < grown["octavo:e2e_request_latency_seconds_sum"] <= elapsed
+    buckets = [
+        value
+        for name, value in after.items()
+        if name.startswith("octavo:time_to_first_token_seconds_bucket")
+    ]
+    assert buckets == sorted(buckets)
+    assert after['octavo:time_to_first_token_seconds_bucket{le="+Inf"}'] == buckets[-1] == 5
+
+
+def test_met_03_totals_agree(server: ScriptedServer) -> None:
+    for _ in range(3):
+        body = {"prompt": "x", "stream": True, "ignore_eos": True, "max_tokens": 4000}
+        with server.http.stream("POST", "/v1/completions", json=body) as response:
+            next(response.iter_lines())
+    assert server.complete(max_tokens=5).status_code == 200
+    assert server.complete(stop="aaa").status_code == 200
+    assert server.complete(top_p=5).status_code == 400
+    server.wait_idle()
+    time.sleep(0.05)  # the last deltas reach the event loop
+    found = server.metrics()
+    for reason, count in {"abort": 3, "length": 1, "stop": 1, "error": 0}.items():
+        assert found[f'octavo:request_success_total{{finished_reason="{reason}"}}'] == count
+    assert found["octavo:num_requests_running"] == found["octavo:num_requests_waiting"] == 0
+    assert found["octavo:prompt_tokens_total"] == found["octavo:request_prompt_tokens_sum"] == 7
+    assert (
+        found["octavo:generation_tokens_total"] == (found["octavo:request_generation_tokens_sum"])
+    )
+    for name in ("request_generation_tokens", "e2e_request_latency_seconds", "request_params_n"):
+        assert found[f"octavo:{name}_count"] == 5
+
+
+def test_met_06_prompt_tokens(server: ScriptedServer) -> None:
+    turn = {"role": "user", "content": "hi"}
+    for path, fields in (
+        ("completions", {"prompt": [1]}),
+        ("completions", {"prompt": list(range(1, 8))}),
+        ("completions", {"prompt": list(range(1, 34))}),
+        ("completions", {"prompt": "some text é"}),
+        ("chat/completions", {"messages": [turn]}),
+        ("chat/completions", {"messages": [turn] * 5}),
+    ):
+        body = {**fields, "max_tokens": 3}
+        usage = server.http.post(f"/v1/{path}", json=body).json()["usage"]
+        assert usage["prompt_tokens"] == len(server.executor.last_prompt)
+        assert usage["total_tokens"] == usage["prompt_tokens"] + 3
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        stream = server.http.post(f"/v1/{path}", json={**body, **options}).text
+        assert f'"prompt_tokens":{usage["prompt_tokens"]},' in stream
+        assert f'"total_tokens":{usage["total_tokens"]},' in stream
+
+
+def test_pfx_10_cached_tokens_are_summed_over_prompts(server: ScriptedServer) -> None:
+    first, second = list(range(1, 49)), list(range(100, 180))
+    for prompt in (first, second):
+        server.complete(prompt=prompt, max_tokens=1)
+    for prompts in ([first, second], [second, first]):
+        usage = server.complete(prompt=prompts, max_tokens=1).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 32 + 64
+        assert (usage["prompt_tokens"], usage["total_tokens"]) == (128, 130)
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        stream = server.complete(prompt=prompts, max_tokens=1, **options).text
+        assert '"cached_tokens":96' in stream
+
+
+def test_prefix_of_the_names() -> None:
+    config = ServerConfig(metrics_prefix="vllm")
+    with scripted_server(ScriptedExecutor(always([97])), byte_model(), config) as server:
+        response = server.http.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain")
+        assert "vllm:num_requests_running" in response.text
+        assert "octavo" not in response.text

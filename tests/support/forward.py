@@ -1,0 +1,120 @@
+"""Runs models on batches written out by hand: no scheduler, no runner.
+
+A test says which tokens of which sequences a forward pass computes; blocks are handed out in
+scrambled order, so that a wrong table or slot shows in the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from octavo.models.causal_lm import CausalLM
+from octavo.models.loader import load_weights
+from octavo.models.registry import build_model
+from octavo.ops.backend import Backend, load_backend
+from octavo.ops.batch import HostBatch
+from octavo.weights import Checkpoint, open_checkpoint
+
+
+@cache
+def torch_backend() -> Backend:
+    return load_backend("torch", device="cpu")
+
+
+def load_model(
+    source: str | Path | Checkpoint, *, dtype: str = "float32", num_positions: int | None = None
+) -> CausalLM:
+    """The model on the torch backend."""
+    checkpoint = open_checkpoint(str(source)) if isinstance(source, str | Path) else source
+    model = build_model(checkpoint.config)
+    load_weights(model, checkpoint, torch_backend(), dtype, num_positions=num_positions)
+    return model
+
+
+@dataclass
+class CachedSequence:
+    """tokens[:num_computed] are in the cache. table: blocks, enough for all tokens."""
+
+    tokens: list[int]
+    table: list[int]
+    num_computed: int = 0
+
+
+@dataclass
+class Forward:
+    """A model with a KV cache of its own, full of NaN: what was never written must not count."""
+
+    model: CausalLM
+    num_blocks: int = 128
+    block_size: int = 16
+    kv_dtype: str = "float32"
+    free_blocks: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        backend = torch_backend()
+        heads = [(layer.num_kv_heads, layer.head_dim) for layer in self.model.spec.layers]
+        self.kv_layers = backend.allocate_kv(self.num_blocks, self.block_size, heads, self.kv_dtype)
+        for layer in self.kv_layers:
+            for array in layer:
+                array[:] = float("nan")  # type: ignore[index]
+        self._forward = backend.compile(self.model.forward)
+        self._logits = backend.compile(self.model.logits)
+        self.free_blocks = np.random.default_rng(7).permutation(self.num_blocks).tolist()
+
+    def sequence(self, tokens: Sequence[int], *, room: int = 0) -> CachedSequence:
+        """A new sequence, with blocks for its tokens and `room` more."""
+        num_blocks = -(-(len(tokens) + room) // self.block_size)
+        table = [self.free_blocks.pop() for _ in range(num_blocks)]
+        return CachedSequence(list(tokens), table)
+
+    def step(self, work: Sequence[tuple[CachedSequence, int]]) -> list[np.ndarray]:
+        """Compute the next `count` tokens of each sequence; their logits (count, V)."""
+        batch = host_batch(
+            [(s.tokens, s.table, s.num_computed, count) for s, count in work], self.block_size
+        )
+        backend = torch_backend()
+        hidden = self._forward(backend.batch_context(batch, self.kv_layers))
+        for sequence, count in work:
+            sequence.num_computed += count
+        logits = backend.to_host(self._logits(hidden)).astype(np.float32)
+        return np.split(logits, batch.query_starts[1:-1])
+
+    def prompt(self, tokens: Sequence[int], *, chunk: int | None = None) -> np.ndarray:
+        """Logits at every position of one sequence, computed `chunk` tokens at a time."""
+        sequence = self.sequence(tokens)
+        parts = []
+        while (left := len(tokens) - sequence.num_computed) > 0:
+            parts += self.step([(sequence, min(left, chunk or left))])
+        self.free_blocks += sequence.table
+        return np.concatenate(parts)
+
+
+def host_batch(
+    work: Sequence[tuple[Sequence[int], Sequence[int], int, int]], block_size: int
+) -> HostBatch:
+    """work: tokens, block table, position of the first token to compute, and how many."""
+    positions = [np.arange(start, start + count) for _, _, start, count in work]
+    context_lens = [start + count for _, _, start, count in work]
+    width = max(-(-length // block_size) for length in context_lens)
+    block_tables = np.zeros((len(work), width), np.int32)
+    for row, (_, table, _, _), length in zip(block_tables, work, context_lens, strict=True):
+        used = -(-length // block_size)
+        row[:used] = table[:used]
+    slots = [
+        row[place // block_size].astype(np.int64) * block_size + place % block_size
+        for row, place in zip(block_tables, positions, strict=True)
+    ]
+    tokens = [np.asarray(tokens[start : start + n]) for tokens, _, start, n in work]
+    return HostBatch(
+        token_ids=np.concatenate(tokens).astype(np.int64),
+        positions=np.concatenate(positions).astype(np.int64),
+        kv_slots=np.concatenate(slots),
+        query_starts=np.cumsum([0, *(n for *_, n in work)]).astype(np.int32),
+        context_lens=np.array(context_lens, np.int32),
+        block_tables=block_tables,
+    )

@@ -1,0 +1,81 @@
+"""The report is complete and keeps secrets."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from octavo.cli.doctor import collect
+from octavo.cli.main import main
+from octavo.weights import Checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty cache: nothing is loaded unless a test asks for it."""
+    monkeypatch.setenv("OCTAVO_CACHE_ROOT", str(tmp_path))
+
+
+def test_the_report_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_API_KEY", "hush")
+    monkeypatch.setenv("OCTAVO_PORT", "9")
+    report = collect()
+    assert list(report) == ["octavo", "machine", "limits", "compute", "serving", "default model"]
+    assert report["octavo"]["torch"][0].isdigit()
+    assert report["machine"]["memory"].endswith("GiB")
+    assert report["limits"]["cores of this process"] >= 1
+    assert "torch" in report["compute"]["cpu"]
+    assert report["serving"]["environment"] == ["OCTAVO_PORT=9", "OCTAVO_API_KEY=***"]
+    assert "hush" not in json.dumps(report)
+
+    assert report["default model"] == {"file": "not in the cache; fetched at first use"}
+
+
+@pytest.mark.real
+def test_the_decisions_for_the_default_model_are_shown(
+    monkeypatch: pytest.MonkeyPatch, default_checkpoint: Checkpoint
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE_ROOT", str(default_checkpoint.path.parent.parent))
+    decisions = collect()["default model"]
+    assert {"file", "device", "dtype", "max_model_len", "KV cache"} <= decisions.keys()
+    assert "tokens" in decisions["max_model_len"]
+
+
+def test_a_port_in_use_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from octavo.cli import doctor
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert not doctor._is_free("127.0.0.1", port)
+    assert doctor._is_free("127.0.0.1", port)
+
+
+def test_doctor_prints_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    for section, facts in report.items():
+        assert f"{section}\n" in text
+        for name in facts:
+            assert f"  {name} " in text
+
+
+def test_kernels_prints_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    assert main(["kernels", "--device", "cpu", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["backend"] == "torch"
+    assert {"linear", "paged_attention"} <= {entry["op"] for entry in report["ops"]}
+    for entry in report["ops"]:
+        assert entry["op"] in text
+        assert entry["reason"] in text
+
+
+def test_a_kernel_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "--device", "cpu", "--kernels", '{"linear": "magic"}']) == 1
+    assert "no torch implementation 'magic'; there are: " in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""A checkpoint that doesn't fit its config is refused by name, before anything is read (MDL-09)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from octavo.core.errors import ConfigError
+from octavo.models.loader import load_weights
+from octavo.models.registry import build_model
+from octavo.weights import TensorSpec
+from support.configs import LLAMA
+from support.forward import torch_backend
+
+
+class MemoryCheckpoint:
+    """Tensors in memory."""
+
+    name = "memory"
+
+    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        self.arrays = arrays
+        self.num_reads = 0
+
+    @property
+    def tensors(self) -> Mapping[str, TensorSpec]:
+        return {n: TensorSpec(n, a.shape, a.dtype.name) for n, a in self.arrays.items()}
+
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        self.num_reads += 1
+        return self.arrays[name]
+
+
+@pytest.fixture
+def checkpoint() -> MemoryCheckpoint:
+    rng = np.random.default_rng(0)
+    weights = build_model(LLAMA).weights()
+    parts = [part for weight in weights for part in weight.parts()]
+    return MemoryCheckpoint({n: rng.normal(size=s).astype(np.float32) for n, s in parts})
+
+
+def refusal(checkpoint: MemoryCheckpoint) -> str:
+    with pytest.raises(ConfigError) as error:
+        load_weights(build_model(LLAMA), checkpoint, torch_backend(), "float32")
+    assert checkpoint.num_reads == 0
+    return str(error.value)
+
+
+def test_fused_projections_are_stacked_in_order(checkpoint: MemoryCheckpoint) -> None:
+    model = build_model(LLAMA)
+    load_weights(model, checkpoint, torch_backend(), "float32")
+    names = [f"model.layers.1.self_attn.{p}_proj.weight" for p in "qkv"]
+    fused = torch_backend().to_host(model.blocks[1].attention.qkv.weight.array)
+    assert np.array_equal(fused, np.concatenate([checkpoint.arrays[n] for n in names]))
+    assert fused.shape == (64 + 32 + 32, 64)
+
+
+def test_norms_stay_in_float32_and_get_their_offset(checkpoint: MemoryCheckpoint) -> None:
+    model = build_model(LLAMA)
+    model.norm.weight.offset = 1.0
+    load_weights(model, checkpoint, torch_backend(), "bfloat16")
+    norm = torch_backend().to_host(model.norm.weight.array)
+    assert norm.dtype == np.float32
+    assert np.array_equal(norm, checkpoint.arrays["model.norm.weight"] + np.float32(1.0))
+    assert torch_backend().to_host(model.embedding.table.array).dtype.name == "bfloat16"
+
+
+def test_rotary_tables_have_the_length_asked_for(checkpoint: MemoryCheckpoint) -> None:
+    model = build_model(LLAMA)
+    load_weights(model, checkpoint, torch_backend(), "float32")
+    assert model.rope_tables()[0].array.shape == (512, 16)
+    load_weights(model, checkpoint, torch_backend(), "float32", num_positions=40)
+    assert model.rope_tables()[0].array.shape == (40, 16)
+
+
+def test_progress_ends_at_the_total(checkpoint: MemoryCheckpoint) -> None:
+    calls: list[tuple[int, int]] = []
+    model = build_model(LLAMA)
+
+    def progress(done: int, total: int) -> None:
+        calls.append((done, total))
+
+    load_weights(model, checkpoint, torch_backend(), "float32", progress)
+    assert calls == sorted(calls)
+    assert calls[-1] == (4 * model.spec.num_parameters,) * 2
+
+
+def test_a_missing_tensor_is_named(checkpoint: MemoryCheckpoint) -> None:
+    del checkpoint.arrays["model.layers.1.mlp.up_proj.weight"]
+    assert "missing: model.layers.1.mlp.up_proj.weight." in refusal(checkpoint)
+
+
+def test_many_missing_tensors_are_counted(checkpoint: MemoryCheckpoint) -> None:
+    gone = [name for name in checkpoint.arrays if ".layers.1." in name]
+    for name in gone:
+        del checkpoint.arrays[name]
+    assert f"{gone[4]} ... and {len(gone) - 5} more" in refusal(checkpoint)
+
+
+def test_an_unexpected_tensor_is_named(checkpoint: MemoryCheckpoint) -> None:
+    checkpoint.arrays["model.layers.0.self_attn.q_proj.bias"] = np.zeros(64, np.float32)
+    assert "unexpected: model.layers.0.self_attn.q_proj.bias." in refusal(checkpoint)
+
+
+def test_a_wrong_shape_is_named_with_both_shapes(checkpoint: MemoryCheckpoint) -> None:
+    name = "model.layers.0.self_attn.k_proj.weight"
+    checkpoint.arrays[name] = np.zeros((16, 64), np.float32)
+    assert f"wrong shape: {name} is [16, 64] instead of [32, 64]." in refusal(checkpoint)
+
+
+def test_parts_of_a_fused_weight_are_checked_one_by_one(checkpoint: MemoryCheckpoint) -> None:
+    """Rows that one projection lacks and the other has too many of."""
+    for name, rows in (("q", 80), ("k", 16)):
+        checkpoint.arrays[f"model.layers.0.self_attn.{name}_proj.weight"] = np.zeros(
+            (rows, 64), np.float32
+        )
+    message = refusal(checkpoint)
+    assert "q_proj.weight is [80, 64] instead of [64, 64]" in message
+    assert "k_proj.weight is [16, 64] instead of [32, 64]" in message
+
+
+def test_copies_and_derived_buffers_are_ignored(checkpoint: MemoryCheckpoint) -> None:
+    checkpoint.arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(8, np.float32)
+    load_weights(build_model(LLAMA), checkpoint, torch_backend(), "float32")
+    tied = build_model(LLAMA | {"tie_word_embeddings": True})
+    load_weights(tied, checkpoint, torch_backend(), "float32")  # has lm_head.weight as well

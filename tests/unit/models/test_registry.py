@@ -1,0 +1,107 @@
+"""From a config.json to a model without weights."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from octavo.core.errors import ConfigError
+from octavo.models.registry import architectures, build_model
+from support.configs import LLAMA
+
+
+def test_known_architectures() -> None:
+    assert architectures() == (
+        "Gemma3ForCausalLM",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+    )
+
+
+def test_spec() -> None:
+    spec = build_model(LLAMA).spec
+    attention = 64 * (64 + 32 + 32) + 64 * 64
+    block = attention + 3 * 64 * 96 + 2 * 64
+    assert spec.num_parameters == 2 * 320 * 64 + 2 * block + 64
+    assert (spec.family, spec.vocab_size, spec.hidden_size) == ("llama", 320, 64)
+    assert spec.max_position == 512
+    assert [(a.num_heads, a.num_kv_heads, a.head_dim, a.window) for a in spec.layers] == (
+        [(4, 2, 16, None)] * 2
+    )
+    assert spec.kv_bytes_per_token(2) == 2 * 2 * 2 * 16 * 2
+
+
+def test_tied_weights_count_once() -> None:
+    tied = build_model(LLAMA | {"tie_word_embeddings": True}).spec.num_parameters
+    assert build_model(LLAMA).spec.num_parameters - tied == 320 * 64
+
+
+def test_building_a_large_model_costs_nothing() -> None:
+    large = LLAMA | {
+        "vocab_size": 128_256,
+        "hidden_size": 16_384,
+        "intermediate_size": 53_248,
+        "num_hidden_layers": 126,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+    }
+    start = time.perf_counter()
+    assert build_model(large).spec.num_parameters == 405_853_388_800
+    assert time.perf_counter() - start < 1.0
+
+
+def test_model_type_decides_where_no_architecture_is_named() -> None:
+    config = LLAMA | {"architectures": None, "model_type": "mistral", "sliding_window": 100}
+    assert build_model(config).spec.layers[0].window == 100
+
+
+def test_gemma_layers_alternate() -> None:
+    config = LLAMA | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "num_hidden_layers": 7,
+        "sliding_window": 32,
+        "sliding_window_pattern": 3,
+    }
+    windows = [layer.window for layer in build_model(config).spec.layers]
+    assert windows == [32, 32, None, 32, 32, None, 32]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["PhiForCausalLM"]}, "PhiForCausalLM is not built yet.*LlamaFor"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "Gemma3ForConditionalGeneration"),
+        ({"architectures": None, "model_type": "rwkv"}, "'rwkv' is not built yet.*Qwen3For"),
+        ({"architectures": [], "model_type": None}, "model_type None"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantized with 'awq'.*not built yet"),
+        ({"num_key_value_heads": 3}, r"num_key_value_heads must be a divisor.*\(4\), got 3"),
+        ({"hidden_size": None}, "hidden_size must be an integer from 1.*got None"),
+        ({"hidden_size": "64"}, "hidden_size must be an integer.*'64'"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be an integer from 1 to 1024"),
+        ({"head_dim": 15}, "head_dim must be an even number"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps must be a positive number"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+        ({"hidden_act": "relu"}, "activation 'relu' is unknown"),
+        ({"mlp_bias": True}, "mlp_bias = True is not built yet"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not built yet"),
+        ({"rope_scaling": {"rope_type": "mrope"}}, "rope type 'mrope' is not built yet"),
+        ({"rope_scaling": ["yarn"]}, "rope_scaling must be an object"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}
+            | {"layer_types": ["full_attention"]},
+            "layer_types must be 2 of full_attention and sliding_attention",
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0},
+            "final_logit_softcapping = 30.0 is not built yet",
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_model(LLAMA | change)

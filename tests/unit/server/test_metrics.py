@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.request import FinishReason, Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import EngineStats, RequestTimes
+from octavo.server.metrics import Metrics, RequestRecord, _one_two_five
+
+LABELS = '{engine="0",model_name="m"}'
+
+
+def values(metrics: Metrics) -> dict[str, float]:
+    lines = [line for line in metrics.exposition().decode().splitlines() if line[0] != "#"]
+    label = '{engine="0",model_name="m"}'
+    return {
+        line.rsplit(" ", 1)[0].replace(label, ""): float(line.rsplit(" ", 1)[1]) for line in lines
+    }
+
+
+def record(metrics: Metrics, n: int = 1) -> RequestRecord:
+    sampling = SamplingParams(n=n)
+    request = Request(
+        request_id="r",
+        prompt_token_ids=(1, 2, 3),
+        sampling=sampling,
+        max_tokens=16,
+        seed=0,
+        arrival_time=10.0,
+    )
+    return RequestRecord(metrics, request)
+
+
+def test_prefix_names_and_buckets() -> None:
+    text = Metrics("vllm", "m", 300).exposition().decode()
+    assert "# TYPE vllm:num_requests_running gauge" in text
+    assert "# TYPE vllm:prompt_tokens_total counter" in text
+    assert "# TYPE vllm:time_to_first_token_seconds histogram" in text
+    assert (
+        'vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} 0.0' in text
+    )
+    assert _one_two_five(300) == [1, 2, 5, 10, 20, 50, 100, 200]
+
+
+def test_engine_totals_become_counters() -> None:
+    metrics = Metrics("octavo", "m", 100)
+    metrics.on_stats(EngineStats(num_running=2, kv_usage=0.5, step_tokens=7, total_steps=1))
+    metrics.on_stats(EngineStats(total_prefix_hits=32, total_preemptions=1, total_steps=1))
+    found = values(metrics)
+    assert found["octavo:num_requests_running"] == 0
+    assert found["octavo:prefix_cache_hits_total"] == 32
+    assert found["octavo:num_preemptions_total"] == 1
+    # The second report was not about a new step.
+    assert found["octavo:iteration_tokens_total_count"] == 1
+    assert found["octavo:iteration_tokens_total_sum"] == 7
+
+
+def test_latencies_of_a_request() -> None:
+    metrics = Metrics("octavo", "m", 100)
+    request = record(metrics)
+    request.delivered(0, 1, 2, now=11.0)
+    request.delivered(0, 1, 2, now=11.5)
+    request.delivered(0, 2, 2, now=12.0)
+    request.ended(0, FinishReason.LENGTH, 12.25, RequestTimes(10.0, 10.5, 10.75, 12.0), 3)
+    found = values(metrics)
+    sums = {
+        "time_to_first_token_seconds": 1.0,
+        "inter_token_latency_seconds": 1.0,
+        "request_time_per_output_token_seconds": 1.0 / 3,
+        "e2e_request_latency_seconds": 2.25,
+        "request_queue_time_seconds": 0.5,
+        "request_inference_time_seconds": 1.5,
+        "request_prefill_time_seconds": 0.25,
+        "request_decode_time_seconds": 1.25,
+        "request_prompt_tokens": 3,
+        "request_prefill_kv_computed_tokens": 1,
+        "request_generation_tokens": 4,
+        "request_max_num_generation_tokens": 4,
+        "request_params_max_tokens": 16,
+        "request_num_preemptions": 3,
+    }
+    assert {name: found[f"octavo:{name}_sum"] for name in sums} == pytest.approx(sums)
+    assert found["octavo:inter_token_latency_seconds_count"] == 2
+    assert found["octavo:prompt_tokens_total"] == 3
+    assert found["octavo:prompt_tokens_cached_total"] == 2
+    assert found["octavo:generation_tokens_total"] == 4
+
+
+def test_prompt_counts_once_per_request_and_sequences_each() -> None:
+    metrics = Metrics("octavo", "m", 100)
+    request = record(metrics, n=2)
+    request.delivered(0, 1, 0, now=11.0)
+    request.delivered(1, 1, 0, now=11.0)
+    request.ended(0, FinishReason.STOP, 12.0)
+    assert values(metrics)["octavo:request_params_n_count"] == 0
+    request.lost(FinishReason.ABORT, 12.0)
+    request.lost(FinishReason.ABORT, 13.0)  # once is enough
+    found = values(metrics)
+    assert found["octavo:prompt_tokens_total"] == found["octavo:request_prompt_tokens_sum"] == 3
+    assert found["octavo:generation_tokens_total"] == 2
+    assert found["octavo:request_params_n_sum"] == 2
+    for reason, count in {"stop": 1, "abort": 1, "length": 0}.items():
+        name = (
+            f'octavo:request_success_total{{engine="0",finished_reason="{reason}",model_name="m"}}'
+        )
+        assert found[name] == count

@@ -1,0 +1,59 @@
+"""What may import what, and what an import costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def test_the_import_contract_holds() -> None:
+    """The contract is [tool.importlinter] in pyproject.toml."""
+    command = [Path(sys.executable).parent / "lint-imports", "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_importing_octavo_is_quick_and_light() -> None:
+    """The best of three leaves out what else the machine was doing."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        run_python("import octavo")
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.3
+    loaded = run_python("import octavo, sys; print(*sys.modules)").split()
+    assert {"torch", "numpy", "fastapi", "tokenizers", "rich"}.isdisjoint(loaded)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "octavo.core.step",
+        "octavo.engine.client",
+        "octavo.kvcache.block_pool",
+        "octavo.scheduler.scheduler",
+        "octavo.server.app",
+        "octavo.text.served_model",
+        "octavo.weights",
+        "octavo.cli.main",
+    ],
+)
+def test_what_decides_loads_no_tensors(module: str) -> None:
+    loaded = run_python(f"import {module}, sys; print(*sys.modules)").split()
+    assert {"torch", "transformers"}.isdisjoint(loaded)
+
+
+def test_the_offline_api_is_loaded_on_first_use() -> None:
+    code = "import octavo, sys; octavo.SamplingParams(); print('octavo.llm' in sys.modules)"
+    assert run_python(code).strip() == "False"
