@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 import secrets
 import time
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from octavo.ops.backend import Backend
     from octavo.text.chat_template import ChatTemplate
     from octavo.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("octavo")
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -235,7 +238,13 @@ def load_text(config: ModelConfig, checkpoint: Checkpoint) -> Text:
         assets = open_model(other).text_assets()
     tokenizer = Tokenizer.from_assets(assets, checkpoint.config.get("vocab_size"))
     override = load_template(config.chat_template) if config.chat_template else None
-    return Text(tokenizer, ChatTemplate.from_assets(assets, tokenizer, override=override))
+    template = ChatTemplate.from_assets(assets, tokenizer, override=override)
+    if not template.exists:
+        logger.warning(
+            "%s has no chat template: chats will be refused; pass one with --chat-template FILE",
+            checkpoint.name,
+        )
+    return Text(tokenizer, template)
 
 
 def served_model(
@@ -244,7 +253,8 @@ def served_model(
     """The model as clients see it. Raises ConfigError for bad default sampling parameters."""
     draw = secrets.SystemRandom() if config.seed is None else random.Random(config.seed)
     return ServedModel(
-        names=tuple(config.served_model_name) or (checkpoint.name,),
+        names=tuple(config.served_model_name)
+        or tuple(dict.fromkeys((checkpoint.name, config.model))),
         root=config.model,
         tokenizer=text.tokenizer,
         chat_template=text.chat_template,
