@@ -58,7 +58,6 @@ def test_an_unknown_setting_names_the_nearest() -> None:
         ("enable_prefix_caching", "false", False),
         ("enable_prefix_caching", "1", True),
         ("access_log", "ON", True),
-        ("async_scheduling", None, None),
         ("kernels", '{"linear": "reference"}', {"linear": "reference"}),
         ("served_model_name", "a", ["a"]),
         ("served_model_name", ("a", "b"), ["a", "b"]),

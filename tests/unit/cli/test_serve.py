@@ -54,7 +54,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(tiny_model: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [*SERVE, str(tiny_model), "--port", "0", "--api-key", "k", "--max-num-seqs", "4"]
+    command = [*SERVE, str(tiny_model), "--port", "0", "--api-key", "k", "--max-model-len", "64"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -1,0 +1,43 @@
+"""The block that decoders repeat."""
+
+from __future__ import annotations
+
+from octavo.layers.attention import Attention
+from octavo.layers.layer import Layer
+from octavo.layers.mlp import GatedMLP
+from octavo.layers.norm import RMSNorm
+from octavo.ops import Array, BatchContext, add
+
+
+class DecoderBlock(Layer):
+    """Attention, then MLP, each normalised before and added to the residual stream x (T, D).
+
+    attention_out_norm, mlp_out_norm: normalise also what is added (Gemma).
+    """
+
+    def __init__(
+        self,
+        attention_norm: RMSNorm,
+        attention: Attention,
+        mlp_norm: RMSNorm,
+        mlp: GatedMLP,
+        *,
+        attention_out_norm: RMSNorm | None = None,
+        mlp_out_norm: RMSNorm | None = None,
+    ) -> None:
+        self.attention_norm = attention_norm
+        self.attention = attention
+        self.attention_out_norm = attention_out_norm
+        self.mlp_norm = mlp_norm
+        self.mlp = mlp
+        self.mlp_out_norm = mlp_out_norm
+
+    def __call__(self, x: Array, ctx: BatchContext) -> Array:
+        update = self.attention(self.attention_norm(x), ctx)
+        if self.attention_out_norm is not None:
+            update = self.attention_out_norm(update)
+        x = add(x, update)
+        update = self.mlp(self.mlp_norm(x))
+        if self.mlp_out_norm is not None:
+            update = self.mlp_out_norm(update)
+        return add(x, update)

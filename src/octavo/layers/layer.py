@@ -1,0 +1,70 @@
+"""What layers are made of: declared weights, found by walking attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from octavo.core.errors import InvariantError
+from octavo.ops import Array
+
+
+class Weight:
+    """A parameter that knows where a checkpoint keeps it.
+
+    names: checkpoint tensors, stacked along axis 0 in this order (fused projections have several).
+    shape: after stacking. rows: how many of them each name gives (None: equal shares). dtype: None
+    takes the model's; norms are kept in float32. offset: added at load (norms that store weight -
+    1). Tied weights are the same object in two layers.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        shape: tuple[int, ...],
+        rows: tuple[int, ...] | None = None,
+        dtype: str | None = None,
+        offset: float = 0.0,
+    ) -> None:
+        self.names = names
+        self.shape = shape
+        self.rows = rows or (shape[0] // len(names),) * len(names)
+        self.dtype = dtype
+        self.offset = offset
+        self._array: Array | None = None
+
+    def parts(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Each checkpoint tensor with the shape it must have."""
+        for name, rows in zip(self.names, self.rows, strict=True):
+            yield name, (rows, *self.shape[1:])
+
+    @property
+    def array(self) -> Array:
+        if self._array is None:
+            raise InvariantError(f"weight {self.names[0]} is used before it is loaded")
+        return self._array
+
+    @array.setter
+    def array(self, value: Array) -> None:
+        self._array = value
+
+
+class Layer:
+    """A part of a model. Its weights are its attributes, those of sub-layers and of lists of
+    sub-layers.
+    """
+
+    def weights(self) -> Iterator[Weight]:
+        """Every declared weight, once each, in order of declaration."""
+        seen: set[int] = set()
+        for weight in self._walk():
+            if id(weight) not in seen:
+                seen.add(id(weight))
+                yield weight
+
+    def _walk(self) -> Iterator[Weight]:
+        for value in vars(self).values():
+            for part in value if isinstance(value, list) else (value,):
+                if isinstance(part, Weight):
+                    yield part
+                elif isinstance(part, Layer):
+                    yield from part._walk()

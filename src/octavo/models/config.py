@@ -1,0 +1,156 @@
+"""Reading a config.json: checked access, and the numbers that all decoder families share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.core.errors import ConfigError
+
+_MAX_INTEGER = 1 << 31
+MAX_LAYERS = 1024
+
+
+class ModelConfig:
+    """A config.json. Every reader raises ConfigError with the key, its value and what is allowed;
+    a key that is missing or null takes the default, if there is one.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+
+    def integer(
+        self, key: str, default: int | None = None, *, low: int = 1, high: int = _MAX_INTEGER
+    ) -> int:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.error(key, f"an integer from {low} to {high}")
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        return None if self.values.get(key) is None else self.integer(key)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
+            raise self.error(key, "a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, "true or false")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, "a string")
+        return value
+
+    def refuse(self, *keys: str) -> None:
+        """For features that would change the output and are not built: they must be off."""
+        for key in keys:
+            if self.values.get(key):
+                raise ConfigError(
+                    f"config.json: {key} = {self.values[key]!r} is not built yet; use a model"
+                    " without it"
+                )
+
+    def layer_types(self, num_layers: int) -> list[str] | None:
+        """One of "full_attention" and "sliding_attention" for each layer, if the config has any."""
+        types = self.values.get("layer_types")
+        if types is None:
+            return None
+        known = ("full_attention", "sliding_attention")
+        if (
+            not isinstance(types, list)
+            or len(types) != num_layers
+            or any(t not in known for t in types)
+        ):
+            raise self.error("layer_types", f"{num_layers} of {' and '.join(known)}")
+        return types
+
+    def rope(
+        self,
+        layer_type: str | None = None,
+        *,
+        theta_key: str = "rope_theta",
+        default_theta: float = 10000.0,
+    ) -> dict[str, Any]:
+        """Rope parameters, rope_theta among them: of transformers 5 ("rope_parameters", perhaps by
+        layer type) or older ("rope_scaling", with theta outside, at `theta_key`).
+        """
+        parameters = self.mapping("rope_parameters")
+        if layer_type is not None:
+            parameters = dict(parameters.get(layer_type) or {})
+        else:
+            parameters = self.mapping("rope_scaling") or parameters
+        if parameters.get("rope_theta") is None:
+            parameters["rope_theta"] = self.number(theta_key, default_theta)
+        share = parameters.get("partial_rotary_factor", self.values.get("partial_rotary_factor"))
+        if share not in (None, 1):
+            raise ConfigError(
+                f"config.json: partial_rotary_factor = {share!r} is not built yet; use a model"
+                " that rotates whole heads"
+            )
+        return parameters
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        value = self._get(key, {})
+        if not isinstance(value, Mapping):
+            raise self.error(key, "an object")
+        return dict(value)
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def error(self, key: str, allowed: str) -> ConfigError:
+        shown = repr(self.values.get(key))[:200]
+        return ConfigError(
+            f"config.json: {key} must be {allowed}, got {shown}; is this a complete model folder?"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """The sizes of a decoder: hidden D, inner F, heads H, kv_heads G, head_dim E, vocab V."""
+
+    hidden: int
+    inner: int
+    num_layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context: int
+    eps: float
+    ties_embeddings: bool
+
+    @classmethod
+    def read(
+        cls, config: ModelConfig, *, head_dim: int | None = None, ties_embeddings: bool = False
+    ) -> DecoderShape:
+        """head_dim, ties_embeddings: the family's defaults; None is hidden / heads."""
+        hidden = config.integer("hidden_size")
+        heads = config.integer("num_attention_heads")
+        kv_heads = config.integer("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise config.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+        size = config.integer("head_dim", head_dim or hidden // heads)
+        if size % 2 or size < 4:
+            raise config.error("head_dim", f"an even number from 4 on (it comes to {size})")
+        return cls(
+            hidden=hidden,
+            inner=config.integer("intermediate_size"),
+            num_layers=config.integer("num_hidden_layers", high=MAX_LAYERS),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=size,
+            vocab=config.integer("vocab_size"),
+            context=config.integer("max_position_embeddings"),
+            eps=config.number("rms_norm_eps", 1e-6),
+            ties_embeddings=config.flag("tie_word_embeddings", ties_embeddings),
+        )

@@ -1,0 +1,19 @@
+"""Qwen3: Llama with normalised queries and keys, heads of 128. Source: arXiv 2505.09388."""
+
+from __future__ import annotations
+
+from octavo.models.causal_lm import CausalLM
+from octavo.models.config import DecoderShape, ModelConfig
+from octavo.models.llama import decoder
+from octavo.models.qwen2 import qwen_windows
+from octavo.models.registry import register
+
+
+@register("Qwen3ForCausalLM", model_type="qwen3")
+def build(config: ModelConfig) -> CausalLM:
+    bias = config.flag("attention_bias", False)
+    shape = DecoderShape.read(config, head_dim=128)
+    windows = qwen_windows(config, shape.num_layers)
+    return decoder(
+        "qwen3", config, shape, windows, qkv_bias=bias, output_bias=bias, has_qk_norm=True
+    )

@@ -1,0 +1,71 @@
+"""Which file builds which model."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import octavo.models
+from octavo.core.errors import ConfigError, InvariantError
+from octavo.models.causal_lm import CausalLM
+from octavo.models.config import ModelConfig
+
+Builder = Callable[[ModelConfig], CausalLM]
+
+_ARCHITECTURES: dict[str, Builder] = {}
+_MODEL_TYPES: dict[str, Builder] = {}
+
+
+def register(architecture: str, *, model_type: str) -> Callable[[Builder], Builder]:
+    """The decorated function builds models whose config.json names `architecture` or, where it
+    names none, has this `model_type`.
+    """
+
+    def add(builder: Builder) -> Builder:
+        if architecture in _ARCHITECTURES or model_type in _MODEL_TYPES:
+            raise InvariantError(f"{architecture} or {model_type} is registered twice")
+        _ARCHITECTURES[architecture] = _MODEL_TYPES[model_type] = builder
+        return builder
+
+    return add
+
+
+def architectures() -> tuple[str, ...]:
+    """All that can be built, sorted."""
+    for module in pkgutil.iter_modules(octavo.models.__path__):
+        importlib.import_module(f"octavo.models.{module.name}")
+    return tuple(sorted(_ARCHITECTURES))
+
+
+def build_model(config: Mapping[str, Any]) -> CausalLM:
+    """The model that a config.json describes, without weights: cheap, and enough for sizing.
+
+    Raises ConfigError for an unknown architecture, a quantized checkpoint, or a config that
+    contradicts itself.
+    """
+    known = architectures()
+    named = config.get("architectures") or [None]
+    architecture = named[0] if isinstance(named, list) else named
+    builder = _ARCHITECTURES.get(architecture) if architecture is not None else None
+    if architecture is None:
+        builder = _MODEL_TYPES.get(str(config.get("model_type")))
+    if builder is None:
+        asked = architecture or f"model_type {config.get('model_type')!r}"
+        raise ConfigError(
+            f"architecture {asked} is not built yet; those that are: {', '.join(known)}"
+        )
+    _refuse_quantized(config)
+    return builder(ModelConfig(config))
+
+
+def _refuse_quantized(config: Mapping[str, Any]) -> None:
+    quantization = config.get("quantization_config")
+    if not quantization:
+        return
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+    raise ConfigError(
+        f"the checkpoint is quantized with {method!r}, which is not built yet; use the unquantized"
+        " model, or a GGUF file"
+    )

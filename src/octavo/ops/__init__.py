@@ -1,0 +1,45 @@
+"""The op set: what models are written against. Each op's docstring is its definition; see `op.py`
+for dispatch.
+"""
+
+from __future__ import annotations
+
+from octavo.ops.activations import gelu_tanh_mul, silu_mul
+from octavo.ops.array import Array
+from octavo.ops.attention import copy_blocks, paged_attention, write_kv
+from octavo.ops.batch import BatchContext, HostBatch, KVLayer
+from octavo.ops.elementwise import add, scale
+from octavo.ops.embedding import embedding
+from octavo.ops.linear import linear
+from octavo.ops.norms import rms_norm
+from octavo.ops.op import OPS, implements, op
+from octavo.ops.rotary import rotary
+from octavo.ops.rows import split_columns, take_rows
+from octavo.ops.sampling import adjust_logits, log_probabilities, non_finite_rows, sample
+
+__all__ = [
+    "OPS",
+    "Array",
+    "BatchContext",
+    "HostBatch",
+    "KVLayer",
+    "add",
+    "adjust_logits",
+    "copy_blocks",
+    "embedding",
+    "gelu_tanh_mul",
+    "implements",
+    "linear",
+    "log_probabilities",
+    "non_finite_rows",
+    "op",
+    "paged_attention",
+    "rms_norm",
+    "rotary",
+    "sample",
+    "scale",
+    "silu_mul",
+    "split_columns",
+    "take_rows",
+    "write_kv",
+]

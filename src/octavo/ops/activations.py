@@ -1,0 +1,26 @@
+"""Gated activations of MLPs."""
+
+from __future__ import annotations
+
+from octavo.ops.array import Array
+from octavo.ops.op import op
+
+
+@op
+def silu_mul(x: Array) -> Array:
+    """y[t, f] = g * sigmoid(g) * u with g = x[t, f], u = x[t, F + f]; computed in float32.
+
+    Shapes: x (T, 2F), gate and up side by side -> (T, F) in x.dtype.
+    Source: arXiv 2002.05202 (SwiGLU).
+    """
+    raise NotImplementedError
+
+
+@op
+def gelu_tanh_mul(x: Array) -> Array:
+    """y[t, f] = gelu(g) * u with gelu(g) = g/2 * (1 + tanh(sqrt(2/pi) * (g + 0.044715 g^3))).
+
+    Shapes: x (T, 2F), gate and up side by side -> (T, F) in x.dtype.
+    Source: arXiv 2002.05202 (GEGLU) with the tanh form of arXiv 1606.08415.
+    """
+    raise NotImplementedError

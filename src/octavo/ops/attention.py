@@ -1,0 +1,46 @@
+"""Attention over the paged KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.ops.array import Array
+from octavo.ops.batch import BatchContext, KVLayer
+from octavo.ops.op import op
+
+
+@op
+def write_kv(keys: Array, values: Array, cache: KVLayer, ctx: BatchContext) -> None:
+    """cache.keys[kv_slots[t] // B, kv_slots[t] % B] = keys[t], and the same for values.
+
+    Shapes: keys, values (T, G, E); converted to the cache's dtype. No slot occurs twice.
+    """
+    raise NotImplementedError
+
+
+@op
+def paged_attention(
+    queries: Array, cache: KVLayer, ctx: BatchContext, *, softmax_scale: float, window: int | None
+) -> Array:
+    """Causal attention of each sequence's queries over its own cached tokens, read through its
+    block table.
+
+    Query i of sequence s has position p = context_lens[s] - num_queries[s] + i and sees tokens j <=
+    p, with a window only p - window < j <= p: y = sum_j softmax_j(softmax_scale * <q, k_j>) v_j,
+    softmax in float32. Query head h uses key/value head h // (H / G). The step's own keys and
+    values are already in the cache. An output row depends on nothing but its own sequence.
+
+    Shapes: queries (T, H, E) -> (T, H, E) in queries.dtype.
+    Source: arXiv 1706.03762, eq. 1; paging arXiv 2309.06180.
+    """
+    raise NotImplementedError
+
+
+@op
+def copy_blocks(keys: Array, values: Array, pairs: Sequence[tuple[int, int]]) -> None:
+    """For each (source, target), in order: block `target` of the layer becomes a copy of block
+    `source`.
+
+    Shapes: keys, values (N, B, G, E), of one layer.
+    """
+    raise NotImplementedError

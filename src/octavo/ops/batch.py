@@ -1,0 +1,51 @@
+"""What a forward pass must know about its ragged batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from octavo.ops.array import Array
+
+
+class KVLayer(NamedTuple):
+    """One layer's paged cache: keys and values, each (N, B, G, E)."""
+
+    keys: Array
+    values: Array
+
+
+class HostBatch(NamedTuple):
+    """The batch's layout in host memory, as the runner builds it.
+
+    token_ids (T,) int64, positions (T,) int64: sequences one after another, each sequence's tokens
+    in order. kv_slots (T,) int64: where each token's key and value go, block id * B + offset.
+    query_starts (S + 1,) int32: sequence s owns tokens query_starts[s]:query_starts[s + 1].
+    context_lens (S,) int32: tokens that the sequence's last query sees, itself included.
+    block_tables (S, ceil(max(context_lens) / B)) int32: rows padded with 0.
+    """
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    kv_slots: np.ndarray
+    query_starts: np.ndarray
+    context_lens: np.ndarray
+    block_tables: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContext:
+    """`host` and its arrays on the device, with the KV cache: all that layers need besides the
+    activations.
+    """
+
+    host: HostBatch
+    token_ids: Array
+    positions: Array
+    kv_slots: Array
+    query_starts: Array
+    context_lens: Array
+    block_tables: Array
+    kv_layers: tuple[KVLayer, ...]

@@ -1,0 +1,15 @@
+"""The matrix product."""
+
+from __future__ import annotations
+
+from octavo.ops.array import Array
+from octavo.ops.op import op
+
+
+@op
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """y[t, o] = sum_i x[t, i] * weight[o, i] + bias[o].
+
+    Shapes: x (T, I), weight (O, I) as checkpoints store it, bias (O,) -> (T, O) in x.dtype.
+    """
+    raise NotImplementedError

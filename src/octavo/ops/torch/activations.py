@@ -1,0 +1,34 @@
+"""Gated activations.
+
+`exp` and `tanh` alone give an element the same bits wherever it lies in memory; the fused kernels
+(silu, sigmoid, gelu) compute the last elements of each thread's share with another routine, so that
+a row would depend on the size of its batch. Hence the formulas in single steps.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from octavo import ops
+from octavo.ops.op import implements
+
+
+def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    gate, up = x.chunk(2, dim=-1)
+    return gate.float(), up.float()
+
+
+@implements(ops.silu_mul, backend="torch", array_type=torch.Tensor)
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    gate, up = _halves(x)
+    denominator = gate.neg().exp_().add_(1.0)
+    return (gate / denominator).mul_(up).to(x.dtype)
+
+
+@implements(ops.gelu_tanh_mul, backend="torch", array_type=torch.Tensor)
+def gelu_tanh_mul(x: torch.Tensor) -> torch.Tensor:
+    gate, up = _halves(x)
+    inner = (gate * gate).mul_(gate).mul_(0.044715).add_(gate).mul_(math.sqrt(2.0 / math.pi))
+    return inner.tanh_().add_(1.0).mul_(gate).mul_(0.5).mul_(up).to(x.dtype)

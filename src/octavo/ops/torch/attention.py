@@ -1,0 +1,197 @@
+"""Attention over the paged cache.
+
+Axes besides those of ops/array.py: n stretches of keys, L keys of a stretch, M query rows that
+share a key head (tokens times H / G, padded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import torch
+from torch.nn import functional
+
+from octavo import ops
+from octavo.core.errors import InvariantError
+from octavo.ops.batch import BatchContext, KVLayer
+from octavo.ops.op import implements
+from octavo.ops.torch.attention_plan import (
+    ChunkPlan,
+    DecodePlan,
+    Keys,
+    PlanKey,
+    Planner,
+    padded_rows,
+)
+from octavo.ops.torch.batch import TorchBatchContext
+
+
+@implements(ops.write_kv, backend="torch", array_type=torch.Tensor)
+def write_kv(keys: torch.Tensor, values: torch.Tensor, cache: KVLayer, ctx: BatchContext) -> None:
+    slots = cast(torch.Tensor, ctx.kv_slots)
+    for source, target in zip((keys, values), _arrays(cache), strict=True):
+        target.view(-1, *target.shape[2:]).index_copy_(0, slots, source.to(target.dtype))
+
+
+@implements(ops.copy_blocks, backend="torch", array_type=torch.Tensor)
+def copy_blocks(keys: torch.Tensor, values: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+    for source, target in pairs:
+        keys[target] = keys[source]
+        values[target] = values[source]
+
+
+class _Source(NamedTuple):
+    """A layer's keys and values (N, B, G, E), with buffers to copy them into and the dtype that
+    they should have.
+    """
+
+    arrays: tuple[torch.Tensor, torch.Tensor]
+    buffers: list[torch.Tensor]
+    dtype: torch.dtype
+
+    def gather(self, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the stretches, (n, G, L, E) each, valid until the next call."""
+        copies = []
+        for array, buffer in zip(self.arrays, self.buffers, strict=True):
+            copy = buffer[: keys.count * keys.length]
+            blocks = copy.view(-1, *array.shape[1:])
+            torch.index_select(array, 0, keys.blocks, out=blocks)
+            if keys.hidden is not None:
+                copy.index_fill_(0, keys.hidden, 0.0)
+            stretches = copy.view(keys.count, keys.length, *array.shape[2:])
+            copies.append(stretches.transpose(1, 2).to(self.dtype))
+        return copies[0], copies[1]
+
+
+@implements(ops.paged_attention, backend="torch", array_type=torch.Tensor)
+def paged_attention(
+    queries: torch.Tensor,
+    cache: KVLayer,
+    ctx: BatchContext,
+    *,
+    softmax_scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    if not isinstance(ctx, TorchBatchContext):
+        raise InvariantError("torch attention needs a context made by TorchBackend.batch_context")
+    cached_keys, _ = _arrays(cache)
+    _, block_size, kv_heads, head_dim = cached_keys.shape
+    key = PlanKey(
+        window=window,
+        block_size=block_size,
+        queries_per_kv=queries.shape[1] // kv_heads,
+        token_bytes=kv_heads * head_dim * cached_keys.element_size(),
+        dtype=queries.dtype,
+        device=queries.device,
+    )
+    plan = ctx.plans.get(key)
+    if plan is None:
+        plan = ctx.plans[key] = Planner(ctx.host, key).plan()
+        shape = (plan.max_copy_tokens, kv_heads, head_dim)
+        plan.buffers[:] = [cached_keys.new_empty(shape) for _ in range(2)]
+    source = _Source(_arrays(cache), plan.buffers, queries.dtype)
+    y = torch.empty_like(queries)
+    if plan.decode is not None:
+        y.index_copy_(0, plan.decode.rows, _decode(queries, source, plan.decode, softmax_scale))
+    for chunk in plan.chunks:
+        y[chunk.start : chunk.stop] = _prefill(
+            queries[chunk.start : chunk.stop], source, chunk, softmax_scale
+        )
+    return y
+
+
+def _decode(queries: torch.Tensor, source: _Source, plan: DecodePlan, scale: float) -> torch.Tensor:
+    """queries (T, H, E) -> (S', H, E), the rows of `plan.rows`."""
+    kv_heads, head_dim = source.arrays[0].shape[2:]
+    m = queries.shape[1] // kv_heads
+    q = queries.index_select(0, plan.rows).view(-1, kv_heads, m, head_dim)
+    q = functional.pad(q, (0, 0, 0, padded_rows(m) - m))
+    outputs, lses = [], []
+    for group in plan.groups:
+        k, v = source.gather(group.keys)
+        output, lse = _attend(q.index_select(0, group.sequences), k, v, group.mask, scale)
+        outputs.append(output)
+        lses.append(lse)
+    output = torch.cat(outputs).index_select(0, plan.order)
+    if len(plan.counts) > 1:
+        lse = torch.cat(lses).index_select(0, plan.order)
+        output, *later = torch.split(output, plan.counts)
+        lse, *later_lse = torch.split(lse, plan.counts)
+        for part, part_lse in zip(later, later_lse, strict=True):
+            _merge(output[: len(part)], lse[: len(part)], part, part_lse)
+    return output[:, :, :m].flatten(1, 2).to(queries.dtype)
+
+
+def _prefill(queries: torch.Tensor, source: _Source, plan: ChunkPlan, scale: float) -> torch.Tensor:
+    """queries (T', H, E) of one sequence -> (T', H, E)."""
+    kv_heads, head_dim = source.arrays[0].shape[2:]
+    sharing = queries.shape[1] // kv_heads
+    split = queries.view(-1, kv_heads, sharing, head_dim)
+    q = split.transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
+    output = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    lse = torch.full(q.shape[:-1], float("-inf"), device=q.device)
+    for keys, segments in plan.tiles:
+        k, v = source.gather(keys)
+        for segment in segments:
+            rows = slice(segment.start * sharing, segment.stop * sharing)
+            part_q = q[:, :, rows]
+            m = part_q.shape[2]
+            part_q = functional.pad(part_q, (0, 0, 0, padded_rows(m) - m))
+            part, part_lse = _attend(part_q, k, v, segment.mask, scale)
+            part, part_lse = part[:, :, :m], part_lse[:, :, :m]
+            if segment.is_first:
+                output[:, :, rows], lse[:, :, rows] = part, part_lse
+            else:
+                _merge(output[:, :, rows], lse[:, :, rows], part, part_lse)
+    heads_last = output.view(kv_heads, -1, sharing, head_dim).transpose(0, 1)
+    return heads_last.flatten(1, 2).to(queries.dtype)
+
+
+def _arrays(cache: KVLayer) -> tuple[torch.Tensor, torch.Tensor]:
+    return cast("tuple[torch.Tensor, torch.Tensor]", cache)
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax attention over these keys alone, and the logarithm of the softmax's denominator.
+
+    Shapes: q (n, G, M, E), k, v (n, G, L, E), mask broadcast to (n, 1, M, L) -> (n, G, M, E) in
+    float32, (n, G, M) float32. Every row sees at least one key.
+    """
+    if not q.is_cpu:
+        return attend_by_formula(q, k, v, mask, scale)
+    if mask is not None:
+        mask = mask.expand(q.shape[0], 1, q.shape[2], k.shape[2])
+    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, attn_mask=mask, scale=scale
+    )
+    return output.float(), lse
+
+
+def attend_by_formula(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_attend` spelled out, for any device."""
+    scores = torch.matmul(q.float(), k.float().transpose(-1, -2)) * scale
+    if mask is not None:
+        scores += mask
+    lse = torch.logsumexp(scores, dim=-1)
+    return torch.matmul(torch.exp(scores - lse.unsqueeze(-1)), v.float()), lse
+
+
+def _merge(
+    output: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor
+) -> None:
+    """Take attention over further keys into `output` and `lse`, in place.
+
+    With weights w = exp(lse), both normalised: y = (w y + w' y') / (w + w'). Source: arXiv
+    2205.14135, section 3.1. In single steps for the reason given in activations.py.
+    """
+    top = torch.maximum(lse, part_lse)
+    weight, part_weight = torch.exp(lse - top), torch.exp(part_lse - top)
+    total = weight + part_weight
+    output *= (weight / total).unsqueeze(-1)
+    output += part * (part_weight / total).unsqueeze(-1)
+    torch.add(top, total.log(), out=lse)

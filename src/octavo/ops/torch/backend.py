@@ -1,0 +1,160 @@
+"""The torch backend: the readable reference on CPUs, and the way to GPUs."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+import numpy as np
+import torch
+
+from octavo.core.errors import ConfigError
+from octavo.ops import Array
+from octavo.ops.batch import BatchContext, HostBatch, KVLayer
+from octavo.ops.op import choose_all
+from octavo.ops.torch import (  # noqa: F401  (importing registers the implementations)
+    activations,
+    attention,
+    elementwise,
+    embedding,
+    linear,
+    norms,
+    rotary,
+    rows,
+    sampling,
+)
+from octavo.ops.torch.batch import TorchBatchContext
+from octavo.ops.torch.dtypes import to_array, to_tensor, torch_dtype
+from octavo.ops.torch.machine import free_memory_bytes, usable_cpus
+
+F = TypeVar("F", bound=Callable[..., object])
+
+COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+_SPELLINGS = {"float": "float32", "half": "float16"}
+
+
+class TorchBackend:
+    """`Backend` on torch. device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1".
+
+    Sets torch's thread count and rounds denormals to zero, both for the whole process. Raises
+    ConfigError for a device that isn't there.
+    """
+
+    name = "torch"
+
+    def __init__(self, *, device: str = "auto", kernels: dict[str, str] | None = None) -> None:
+        self._device = _find_device(device)
+        self.device = str(self._device)
+        # Worker threads take the setting over from the thread that starts them, so this comes
+        # before any parallel work.
+        torch.set_flush_denormal(True)
+        torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()))
+        self.choices = tuple(choose_all("torch", kernels))
+
+    def describe(self) -> str:
+        version = f"torch {torch.__version__}"
+        if self._device.type == "cuda":
+            return f"{version}, {torch.cuda.get_device_name(self._device)}"
+        threads = torch.get_num_threads()
+        isa = torch.backends.cpu.get_cpu_capability()
+        return f"{version}, CPU, {threads} threads, {isa}, denormals flushed to zero"
+
+    def resolve_dtype(self, asked: str, checkpoint_dtype: str) -> tuple[str, str]:
+        asked = _SPELLINGS.get(asked, asked)
+        if asked != "auto":
+            if asked not in COMPUTE_DTYPES:
+                allowed = ", ".join(("auto", *COMPUTE_DTYPES, *_SPELLINGS))
+                raise ConfigError(f"--dtype {asked!r} is unknown; use one of: {allowed}")
+            reason = "asked for"
+            if asked == "float16" and checkpoint_dtype == "bfloat16":
+                reason = "asked for; the checkpoint is bfloat16 and may overflow in float16"
+            self._check_dtype(asked)
+            return asked, reason
+        if self._device.type == "cpu":
+            return "float32", "matrix products in half precision are slower on CPUs with torch"
+        if checkpoint_dtype not in COMPUTE_DTYPES:
+            return "bfloat16", f"the checkpoint's {checkpoint_dtype} isn't a type to compute in"
+        if checkpoint_dtype == "bfloat16" and not torch.cuda.is_bf16_supported():
+            return "float32", "the checkpoint is bfloat16, which this GPU doesn't have"
+        return checkpoint_dtype, "the checkpoint's"
+
+    def _check_dtype(self, dtype: str) -> None:
+        on_gpu = self._device.type == "cuda"
+        if dtype == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
+            name = torch.cuda.get_device_name(self._device)
+            raise ConfigError(f"--dtype bfloat16: {name} can't; use float16 or float32")
+
+    def free_memory_bytes(self) -> int:
+        if self._device.type == "cuda":
+            return torch.cuda.mem_get_info(self._device)[0]
+        return free_memory_bytes()
+
+    def from_host(self, array: np.ndarray, dtype: str | None = None) -> torch.Tensor:
+        """On the CPU the result shares a writable array's memory if the dtype is the same."""
+        target = None if dtype is None else torch_dtype(dtype)
+        return to_tensor(array).to(device=self._device, dtype=target)
+
+    def to_host(self, array: Array) -> np.ndarray:
+        return to_array(cast(torch.Tensor, array))
+
+    def allocate_kv(
+        self, num_blocks: int, block_size: int, layers: Sequence[tuple[int, int]], dtype: str
+    ) -> tuple[KVLayer, ...]:
+        item = torch_dtype(dtype)
+        shapes = [(num_blocks, block_size, heads, size) for heads, size in layers]
+        needed = 2 * item.itemsize * sum(math.prod(shape) for shape in shapes)
+        free = self.free_memory_bytes()
+        if needed > free:
+            raise ConfigError(
+                f"the KV cache of {num_blocks} blocks needs {needed / 2**30:.2f} GiB, but only"
+                f" {free / 2**30:.2f} GiB are free; lower --kv-cache-memory-bytes"
+            )
+
+        def zeros(shape: tuple[int, ...]) -> torch.Tensor:
+            if self._device.type != "cpu":
+                return torch.zeros(shape, dtype=item, device=self._device)
+            # numpy takes zeroed pages from the system, which come into being as they are written;
+            # torch would write them all now: 5 s for 13 GiB.
+            num_bytes = math.prod(shape) * item.itemsize
+            return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(item).view(shape)
+
+        return tuple(KVLayer(zeros(shape), zeros(shape)) for shape in shapes)
+
+    def batch_context(self, host: HostBatch, kv_layers: tuple[KVLayer, ...]) -> BatchContext:
+        return TorchBatchContext(
+            host=host,
+            token_ids=self.from_host(host.token_ids),
+            positions=self.from_host(host.positions),
+            kv_slots=self.from_host(host.kv_slots),
+            query_starts=self.from_host(host.query_starts),
+            context_lens=self.from_host(host.context_lens),
+            block_tables=self.from_host(host.block_tables),
+            kv_layers=kv_layers,
+        )
+
+    def compile(self, function: F) -> F:
+        """`function` under inference mode, on whatever thread it is called."""
+
+        @functools.wraps(function)
+        def run(*args: object, **kwargs: object) -> object:
+            torch.set_flush_denormal(True)  # of the calling thread, and of workers it starts
+            with torch.inference_mode():
+                return function(*args, **kwargs)
+
+        return cast(F, run)
+
+
+def _find_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device {name!r} is unknown; use auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} isn't supported; use auto, cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda': torch finds no NVIDIA GPU here; use --device cpu")
+    return device

@@ -1,0 +1,18 @@
+"""The batch on a torch device, and what attention works out from it once a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo.ops.batch import BatchContext
+
+if TYPE_CHECKING:
+    from octavo.ops.torch.attention_plan import AttentionPlan, PlanKey
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBatchContext(BatchContext):
+    """`plans`: filled by the first layer of each kind, used by the others."""
+
+    plans: dict[PlanKey, AttentionPlan] = field(default_factory=dict)

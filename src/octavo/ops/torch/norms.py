@@ -1,0 +1,15 @@
+"""Normalisations."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo import ops
+from octavo.ops.op import implements
+
+
+@implements(ops.rms_norm, backend="torch", array_type=torch.Tensor)
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    inverse_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * inverse_rms * weight).to(x.dtype)
