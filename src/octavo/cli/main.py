@@ -1,0 +1,181 @@
+"""The `octavo` command: its verbs, and how it ends when something is wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import octavo
+from octavo.cli.help import Verb
+from octavo.cli.sampling import Sampling, takes_sampling
+from octavo.cli.settings import Flags, load_config, takes_knobs
+from octavo.config import Config
+from octavo.core.errors import OctavoError
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+    },
+)
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="`default` (SmolLM2-135M-Instruct), a folder, a .gguf file or a hub id org/name.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status. 1: can't be done, 2: no such usage, 130: Ctrl-C."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = typer.main.get_command(app).main(
+            given or ["--help"], prog_name="octavo", standalone_mode=False
+        )
+    except OctavoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except typer.TyperException as error:
+        print(f"error: {error.format_message()}; see --help", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return status if isinstance(status, int) else 0
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"octavo {octavo.__version__}")
+        raise typer.Exit()
+
+
+def _config(flags: Flags, model: str | None = None) -> Config:
+    return load_config(
+        flags, model=model, warn=lambda message: print(f"warning: {message}", file=sys.stderr)
+    )
+
+
+@app.callback()
+def octavo_command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Octavo serves large language models."""
+
+
+@app.command(cls=Verb)
+@takes_knobs("model", "cache", "scheduler", "backend", "server")
+def serve(flags: Flags, model_argument: ModelArgument = None) -> None:
+    """Serve a model over the OpenAI API."""
+    from octavo.cli.serve import serve
+
+    serve(_config(flags, model_argument))
+
+
+@app.command(cls=Verb)
+@takes_knobs("model", "cache", "scheduler", "backend")
+@takes_sampling
+def generate(
+    flags: Flags,
+    sampling: Sampling,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[MODEL] PROMPT", help="The text to continue; `-` reads it from stdin."
+        ),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a text without a server; the answer streams to stdout."""
+    from octavo.cli.generate import generate
+
+    *model, prompt = words
+    if len(model) > 1:
+        raise typer.BadParameter("more than MODEL and PROMPT are given; quote the prompt")
+    generate(
+        _config(flags, model[0] if model else None),
+        sys.stdin.read() if prompt == "-" else prompt,
+        sampling,
+        as_json=as_json,
+    )
+
+
+@app.command(cls=Verb)
+@takes_knobs("model", "cache", "scheduler", "backend")
+@takes_sampling
+def chat(
+    flags: Flags,
+    sampling: Sampling,
+    model_argument: ModelArgument = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Talk to this server, e.g. http://localhost:8000/v1, instead."
+        ),
+    ] = None,
+    model_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Model of that server (default: its first).")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Key of that server.", envvar="OCTAVO_API_KEY")
+    ] = None,
+    quick: Annotated[
+        str | None, typer.Option("--quick", "-q", metavar="TEXT", help="Ask this, then exit.")
+    ] = None,
+    system_prompt: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Instructions to the model.")
+    ] = None,
+) -> None:
+    """Chat with a model; shows each answer's speed."""
+    from octavo.cli.chat import Conversation, LocalModel, RemoteModel
+
+    model: LocalModel | RemoteModel
+    if url is None:
+        if model_name is not None:
+            raise typer.BadParameter("--model-name is for --url; here the model is MODEL")
+        model = LocalModel(_config(flags, model_argument), sampling)
+    else:
+        if local := [f"--{name.replace('_', '-')}" for name in flags if name != "config"]:
+            raise typer.BadParameter(f"{', '.join(local)}: not for --url, whose server decides it")
+        if model_argument is not None:
+            raise typer.BadParameter("with --url the model is --model-name, not MODEL")
+        model = RemoteModel(url, model_name=model_name, api_key=api_key, sampling=sampling)
+    with model:
+        conversation = Conversation(model, system_prompt)
+        conversation.ask(quick) if quick is not None else conversation.run()
+
+
+@app.command(cls=Verb)
+@takes_knobs("backend")
+def kernels(flags: Flags, as_json: JsonOption = False) -> None:
+    """Show which implementation of each op runs here, and why."""
+    from octavo.cli.kernels import kernels
+
+    kernels(_config(flags).backend, as_json=as_json)
+
+
+@app.command(cls=Verb)
+def doctor(as_json: JsonOption = False) -> None:
+    """Report what Octavo finds on this machine."""
+    from octavo.cli.doctor import doctor
+
+    doctor(as_json=as_json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""What all tests share: the default model, few threads, nothing left over between tests."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+# Read by torch's libraries when they are loaded. Tests are small: more threads only get in the way.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the torch backend sets it
+
+if TYPE_CHECKING:
+    from octavo.weights import Checkpoint
+
+
+@pytest.fixture(scope="session")
+def default_checkpoint() -> Checkpoint:
+    """The default model, fetched on first use and kept in OCTAVO_CACHE_ROOT."""
+    from octavo.weights import open_checkpoint
+
+    return open_checkpoint("default")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting in the developer's environment must not change what a test sees."""
+    for variable in os.environ:
+        if variable.startswith("OCTAVO_") and variable != "OCTAVO_CACHE_ROOT":
+            monkeypatch.delenv(variable)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_running() -> Iterator[None]:
+    """A test ends the threads and processes that it starts; wider fixtures may keep theirs."""
+    before: set[object] = {*threading.enumerate(), *multiprocessing.active_children()}
+    yield
+    # concurrent.futures keeps idle workers until the interpreter ends; they hold nothing.
+    threads = [
+        thread
+        for thread in threading.enumerate()
+        if not thread.daemon and not thread.name.startswith("ThreadPoolExecutor")
+    ]
+    left = [one.name for one in (*threads, *multiprocessing.active_children()) if one not in before]
+    assert not left, f"left running: {left}"
