@@ -113,7 +113,8 @@ def build_engine(
         config.backend.backend, device=config.backend.device, kernels=config.backend.kernels
     )
     dtype, dtype_reason = _dtype(config.model, checkpoint, backend)
-    load_weights(model, checkpoint, backend, dtype, progress)
+    asked_len = _asked_length(config.model, model.spec.max_position)
+    load_weights(model, checkpoint, backend, dtype, progress, num_positions=asked_len)
     sizing = decide_num_blocks(
         model.spec,
         block_size=config.cache.block_size,
@@ -122,7 +123,7 @@ def build_engine(
         free_memory_bytes=backend.free_memory_bytes(),
         memory_share=_memory_share(config.cache, backend),
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=_asked_length(config.model, model.spec.max_position),
+        max_model_len=asked_len,
     )
     runner = ModelRunner(
         model,

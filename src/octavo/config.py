@@ -249,7 +249,7 @@ class Knob:
         return "OCTAVO_" + self.name.upper()
 
     def check(self, value: Any) -> Any:
-        """The value in the knob's own type; ConfigError if it has no such form or is out of range."""
+        """The value as the knob's own type; ConfigError if it isn't one or is out of range."""
         if value is None and self.optional:
             return None
         value = self._converted(value)

@@ -38,7 +38,7 @@ class BlockPool:
         return 1.0 - len(self._free) / self.num_blocks
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks with one holder each; None, and nothing changed, if there aren't so many."""
+        """`count` blocks with one holder each; None, and nothing changed, if there are fewer."""
         if count > len(self._free):
             return None
         blocks = []

@@ -17,7 +17,7 @@ class Policy(Protocol):
     uses_priority: bool  # else a request that brings one is refused
 
     def order(self, sequence: Sequence) -> tuple[int, ...]:
-        """A key that never changes over a sequence's life; lower is served first. Keys are unique."""
+        """A key that stays the same over a sequence's life and is unique; lower is served first."""
         ...
 
     def outranks(self, waiting: Sequence, running: Sequence) -> bool:
@@ -39,7 +39,7 @@ class FirstComeFirstServed:
 
 
 class ByPriority:
-    """Lower `priority` first, first come first served among equals; preempts strictly lower ranks."""
+    """Lower `priority` first, first come first served among equals; preempts lower ranks."""
 
     name = "priority"
     uses_priority = True

@@ -1,4 +1,4 @@
-"""The model as its users see it: names, text, limits and defaults; it turns prompts into requests."""
+"""The model as its users see it: names, text, limits, defaults; makes requests of prompts."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ServedModel:
         )
 
     def check_prompt(self, token_ids: Sequence[int]) -> None:
-        """Raises RequestError for an empty or too long prompt, or ids that the model does not have."""
+        """Raises RequestError if it is empty, too long, or has ids that the model lacks."""
         if not token_ids:
             raise RequestError("the prompt has no tokens; give at least one", param="prompt")
         if len(token_ids) >= self.max_model_len:
