@@ -229,7 +229,7 @@ class Scheduler:
     def _yield_to_higher_rank(self) -> None:
         """Preempt running sequences that the first waiting one outranks, if that lets it start."""
         sequence = self._waiting.first()
-        if sequence is None or not self._running:
+        if sequence is None or sequence.num_pending or not self._running:
             return
         outranked = [s for s in self._running if self._policy.outranks(sequence, s)]
         within_reach = self._pool.num_free + sum(len(s.block_table) for s in outranked)
