@@ -122,7 +122,7 @@ def test_a_signal_while_the_engine_starts() -> None:
     with running(30, SLOW_START="30") as server:
         assert server.first_line == "starting"
         server.signal(signal.SIGTERM)
-        assert server.exit_code() == 0
+        assert server.exit_code() == 128 + signal.SIGTERM
 
 
 def test_many_clients_at_the_end() -> None:

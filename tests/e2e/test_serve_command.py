@@ -219,6 +219,7 @@ def test_cfg_03_a_killed_engine_process_fails_requests_and_health(
         assert events[-1] == "data: [DONE]"
         assert httpx.get(f"{server.url}/health", timeout=10).status_code == 503
         assert server.completion().status_code == 500
+        assert server.process.wait(15) == 1, "so that whoever restarts failed services does it"
 
 
 def test_cfg_03_a_killed_api_process_leaves_no_engine_behind(folder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,7 @@ class RequestStream:
         self.request_id = request.request_id
         self._client = client
         self._unfinished = request.sampling.n
+        self._error: EngineDeadError | None = None
         self._queue: asyncio.Queue[TokenDelta | EngineDeadError] = asyncio.Queue()
 
     def put(self, item: TokenDelta | EngineDeadError) -> None:
@@ -38,17 +40,15 @@ class RequestStream:
     async def __anext__(self) -> TokenDelta:
         if self._unfinished == 0:
             raise StopAsyncIteration
+        if self._error is not None:
+            raise self._error
         item = await self._queue.get()
         if isinstance(item, EngineDeadError):
+            self._error = item
             raise item
         if item.finish_reason is not None:
             self._unfinished -= 1
         return item
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether every final delta has been read."""
-        return self._unfinished == 0
 
     def abort(self) -> None:
         """End all sequences that still run; their final deltas say `abort`. Harmless when there are
@@ -60,6 +60,8 @@ class RequestStream:
         """End one sequence because its text met a stop string; its final delta says `stop`."""
         self._client.end(self.request_id, index, FinishReason.STOP)
 
+
+logger = logging.getLogger("octavo.engine")
 
 Build = Callable[[], tuple[EngineLoop, Any]]
 """Makes the engine where it is to run, and says what the client should know of it (its facts).
@@ -85,6 +87,8 @@ class EngineClient(ABC):
         self._streams: dict[str, RequestStream] = {}
         self._answers: dict[str, asyncio.Future[None]] = {}
         self._remaining: dict[str, int] = {}  # sequences without their final delta, by request
+        self._is_started = False
+        self._is_closing = False
         self._closed = asyncio.Event()
 
     @abstractmethod
@@ -99,14 +103,18 @@ class EngineClient(ABC):
     async def _join(self) -> None:
         """Wait for the engine's thread or process to end; it was told to, or has died."""
 
+    @abstractmethod
+    def _kill(self) -> None:
+        """End it by force, if it can be."""
+
     async def submit(self, request: Request) -> RequestStream:
         """Hand a request over and wait until the scheduler has accepted it.
 
         Raises RequestError if it refuses (QueueFullError when it may be tried again later),
         EngineDeadError. If the caller is cancelled while waiting, the request is aborted.
         """
-        if self.error is not None:
-            raise EngineDeadError(self.error)
+        if self.error is not None or self._is_closing or not self._is_started:
+            raise EngineDeadError(self.error or "the engine is not running")
         request_id = request.request_id
         if request_id in self._streams:
             raise RequestError(f"request id {request_id!r} is in use", param="request_id")
@@ -132,11 +140,29 @@ class EngineClient(ABC):
         """No later request hits what is in the prefix cache now."""
         self._send(ForgetPrefixes())
 
-    async def shutdown(self) -> None:
-        """Abort what still runs and stop the engine; every open stream gets its final deltas."""
-        self._send(Close())
+    async def wait_closed(self) -> None:
+        """Until the engine has shut down or died; `error` says which."""
         await self._closed.wait()
-        await self._join()
+
+    async def shutdown(self, timeout_s: float = 10.0) -> None:
+        """Abort what still runs and stop the engine; every open stream gets its final deltas.
+
+        An engine that has not stopped after `timeout_s`, because it is stuck in a step, is killed.
+        Harmless if it was never started or is down already.
+        """
+        if not self._is_started:
+            return
+        if not self._is_closing:
+            self._is_closing = True
+            self._send(Close())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._closed.wait()
+                await self._join()
+        except TimeoutError:
+            logger.error("the engine did not stop within %g s; killing it", timeout_s)
+            self._kill()
+            self._die("the engine was killed")
 
     def _take(self, report: Report) -> None:
         """Hand a report's news to those who wait for it. Called on the event loop."""
@@ -157,11 +183,12 @@ class EngineClient(ABC):
                 if self._remaining[delta.request_id] == 0:
                     self._forget(delta.request_id)
         self.stats = report.stats
-        self.on_stats(report.stats)
         if report.error is not None:
             self._die(report.error)
-        if report.closed:
-            self._closed.set()
+        elif report.closed:
+            # Commands that were on their way are never answered.
+            self._die("the engine is shut down")
+        self.on_stats(report.stats)
 
     def _die(self, error: str) -> None:
         """The engine will never report again: tell everyone who waits."""

@@ -74,8 +74,10 @@ class _Driver:
         self._report(closed=True)
 
     def die(self, error: str) -> None:
-        self._deltas += self._loop.abandon(error)
-        self._report(error=error, closed=True)
+        try:
+            self._deltas += self._loop.abandon(error)
+        finally:  # whatever state the loop is in, those who wait must hear of it
+            self._report(error=error, closed=True)
 
     def _try_add(self, request: Request) -> RequestError | None:
         try:

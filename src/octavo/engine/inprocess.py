@@ -34,6 +34,7 @@ class InProcessEngine(EngineClient):
         )
         self._thread.daemon = True  # a crash of the server must not hang on it
         self._thread.start()
+        self._is_started = True
 
     def _receive(self, wait: bool) -> list[Command]:
         commands = [self._commands.get()] if wait else []
@@ -47,5 +48,8 @@ class InProcessEngine(EngineClient):
         self._commands.put(command)
 
     async def _join(self) -> None:
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+        while self._thread is not None and self._thread.is_alive():
+            await asyncio.sleep(0.01)
+
+    def _kill(self) -> None:
+        """A thread can't be killed; being a daemon, it ends with the process."""

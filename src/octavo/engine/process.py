@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import signal
 import threading
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
@@ -49,6 +50,7 @@ class EngineProcess(EngineClient):
             await asyncio.to_thread(self._process.join)
             raise first
         self.facts = first
+        self._is_started = True
         event_loop = asyncio.get_running_loop()
         for target in (self._write, lambda: self._read(event_loop)):
             threading.Thread(target=target, name="octavo-engine-pipe", daemon=True).start()
@@ -58,7 +60,12 @@ class EngineProcess(EngineClient):
 
     async def _join(self) -> None:
         self._outbox.put(None)
-        await asyncio.to_thread(self._process.join)
+        while self._process.is_alive():  # not in a thread: waiting there can't be given up
+            await asyncio.sleep(0.01)
+
+    def _kill(self) -> None:
+        self._process.kill()
+        self._process.join()
 
     def _write(self) -> None:
         while (command := self._outbox.get()) is not None:
@@ -78,7 +85,8 @@ class EngineProcess(EngineClient):
             self._process.join(timeout=5)
             error = f"the engine process has died{self._exit_code()}"
             logger.critical(error)
-            event_loop.call_soon_threadsafe(self._die, error)
+            with suppress(RuntimeError):  # nobody waits any more: the event loop is closed
+                event_loop.call_soon_threadsafe(self._die, error)
 
     def _exit_code(self) -> str:
         code = self._process.exitcode

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from octavo.config import ServerConfig
-from octavo.core.errors import ConfigError
+from octavo.core.errors import ConfigError, EngineDeadError
 from octavo.engine.client import EngineClient
 from octavo.server.serving import Serving
 
@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 # After the running requests were aborted, their last chunks get this long to leave.
 _FLUSH_SECONDS = 5
+# With a dead engine the server stays this long, to tell clients and load balancers.
+_DEAD_SECONDS = 5
+# `timeout` and others signal a process and then its group: that is one signal.
+_SAME_SIGNAL_SECONDS = 0.05
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -66,22 +70,33 @@ async def serve(
 
     The first SIGTERM or SIGINT lets running requests go on for `shutdown_timeout` seconds and then
     aborts them; another one aborts them at once. `make_app` is called when the engine has started,
-    `on_ready` with the URL when clients can connect. Raises ConfigError.
+    `on_ready` with the URL when clients can connect. Raises ConfigError; EngineDeadError when the
+    engine has died; SystemExit with the signal's code if one came before the server was ready.
     """
     signals = _Signals()
     try:
         with signals.caught():
-            if not await signals.unless_caught(engine.start()):
-                return
+            await signals.unless_caught(engine.start())
             try:
                 server = _Server(make_app(), config, on_ready)
                 signals.actions = [server.drain, server.abort]
-                if not signals.are_caught:
-                    await server.serve([listener])
+                signals.exit_if_caught()
+                death = asyncio.create_task(_end_when_dead(server, engine))
+                await server.serve([listener])
+                death.cancel()
+                if engine.error is not None:
+                    raise EngineDeadError(f"the engine has died: {engine.error}")
             finally:
                 await engine.shutdown()
     finally:
         listener.close()
+
+
+async def _end_when_dead(server: _Server, engine: EngineClient) -> None:
+    await engine.wait_closed()
+    logger.critical("the engine has died; the server ends in %d s", _DEAD_SECONDS)
+    await asyncio.sleep(_DEAD_SECONDS)
+    server.should_exit = True
 
 
 class _Signals:
@@ -89,27 +104,28 @@ class _Signals:
 
     def __init__(self) -> None:
         self.actions: list[Callable[[], None]] = []
-        self._is_first = True
+        self._last: tuple[signal.Signals, float] | None = None
         self._caught = asyncio.Event()
 
-    @property
-    def are_caught(self) -> bool:
-        return self._caught.is_set()
+    def exit_if_caught(self) -> None:
+        """Raises SystemExit with the code that the signal would have given the process."""
+        if self._last is not None:
+            raise SystemExit(128 + self._last[0])
 
     @contextmanager
     def caught(self) -> Iterator[None]:
         """While inside, signals don't end the process."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number.name)
+            loop.add_signal_handler(number, self._on_signal, number)
         try:
             yield
         finally:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
 
-    async def unless_caught(self, starting: Coroutine[Any, Any, None]) -> bool:
-        """Wait for `starting`; False if a signal came before its end, which cancels it."""
+    async def unless_caught(self, starting: Coroutine[Any, Any, None]) -> None:
+        """Wait for `starting`; a signal before its end cancels it and exits."""
         task = asyncio.create_task(starting)
         caught = asyncio.create_task(self._caught.wait())
         await asyncio.wait({task, caught}, return_when=asyncio.FIRST_COMPLETED)
@@ -118,16 +134,18 @@ class _Signals:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-            return False
+            self.exit_if_caught()
         await task
-        return True
 
-    def _on_signal(self, name: str) -> None:
-        logger.info("%s received", name)
+    def _on_signal(self, number: signal.Signals) -> None:
+        now = asyncio.get_running_loop().time()
+        last, self._last = self._last, (number, now)
+        if last is not None and last[0] == number and now - last[1] < _SAME_SIGNAL_SECONDS:
+            return
+        logger.info("%s received", number.name)
         self._caught.set()
         if self.actions:
-            self.actions[0 if self._is_first else 1]()
-        self._is_first = False
+            self.actions[0 if last is None else 1]()
 
 
 class _Server(uvicorn.Server):

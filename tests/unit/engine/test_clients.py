@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -158,6 +159,58 @@ def test_shutdown_gives_open_streams_their_final_delta(make: Make) -> None:
         for stream in streams:
             deltas = await read(stream)
             assert deltas[-1].finish_reason is FinishReason.ABORT
+
+    asyncio.run(main())
+
+
+def test_a_client_that_is_down_or_was_never_up_refuses_at_once(make: Make) -> None:
+    async def main() -> None:
+        engine = make()
+        request = make_request("a", range(7))
+        await asyncio.wait_for(engine.shutdown(), 5)
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(engine.submit(request), 5)
+        await engine.start()
+        closing = asyncio.create_task(engine.shutdown())
+        await asyncio.sleep(0)
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(engine.submit(request), 5)
+        await asyncio.wait_for(closing, 30)
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(engine.submit(request), 5)
+        await asyncio.wait_for(engine.shutdown(), 5)
+
+    asyncio.run(main())
+
+
+def test_a_submission_behind_the_shutdown_is_answered(make: Make) -> None:
+    async def main() -> None:
+        engine = make(delay_s=0.05)
+        await engine.start()
+        stream = await engine.submit(make_request("a", range(7), 50))
+        waiting = asyncio.create_task(engine.submit(make_request("b", range(7), 50)))
+        closing = asyncio.create_task(engine.shutdown())
+        for submission in asyncio.as_completed([waiting], timeout=10):
+            with contextlib.suppress(EngineDeadError):
+                assert (await read(await submission))[-1].finish_reason is FinishReason.ABORT
+        assert (await read(stream))[-1].finish_reason is FinishReason.ABORT
+        await asyncio.wait_for(closing, 30)
+
+    asyncio.run(main())
+
+
+def test_a_stuck_engine_is_killed() -> None:
+    async def main() -> None:
+        engine = in_child(delay_s=0.002)
+        await engine.start()
+        stream = await engine.submit(make_request("a", range(7), 200))
+        pid = engine._process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.wait_for(engine.shutdown(timeout_s=0.5), 10)
+        for _ in range(2):  # the error stays
+            with pytest.raises(EngineDeadError):
+                await asyncio.wait_for(read(stream), 5)
 
     asyncio.run(main())
 
