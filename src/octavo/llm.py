@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo import assembly
-from octavo.config import Config
+from octavo.config import Config, knobs
 from octavo.core.clock import monotonic
-from octavo.core.errors import OctavoError, RequestError
+from octavo.core.errors import ConfigError, RequestError
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import EngineStats, RequestTimes, TokenDelta, TokenLogprobs
-from octavo.text.chat_template import ChatTemplate
-from octavo.text.output import OutputText
+from octavo.text.choice import Choice
 from octavo.text.served_model import ServedModel
 from octavo.text.tokenizer import Tokenizer
 
@@ -38,7 +37,9 @@ class Logprob:
 
 @dataclass
 class CompletionOutput:
-    """One continuation. stop_reason: the stop string or stop token id that ended it."""
+    """One continuation. stop_reason: the stop string or stop token id that ended it. error: why it
+    failed, if finish_reason is "error"; the others of its batch are not concerned.
+    """
 
     index: int
     text: str = ""
@@ -47,6 +48,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    error: str | None = None
 
 
 @dataclass
@@ -82,14 +84,18 @@ class LLM:
     ConfigError.
     """
 
-    def __init__(self, model: str = "default", **knobs: Any) -> None:
-        config = Config.from_flat({"model": model, **knobs})
+    def __init__(self, model: str = "default", **settings: Any) -> None:
+        for knob in knobs():
+            if knob.section == "server" and knob.name in settings:
+                raise ConfigError(f"{knob.name} is a setting of `octavo serve` and not of LLM")
+        config = Config.from_flat({"model": model, **settings})
         checkpoint = assembly.open_model(config.model)
         text = assembly.load_text(config.model, checkpoint)
         vocab_size = assembly.vocab_size(checkpoint, text)
         self._loop, self.facts = assembly.build_engine(config, vocab_size, checkpoint=checkpoint)
         self._model = assembly.served_model(config.model, checkpoint, text, self.facts)
         self._ids = map(str, itertools.count())
+        self._jobs: dict[str, _Job] = {}
 
     def generate(
         self,
@@ -115,45 +121,68 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: int = 0,
-        **template: Any,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several.
 
-        template: arguments of `ChatTemplate.encode_chat` (add_generation_prompt,
-        continue_final_message, tools, ...).
+        What the chat template gets: `tools`, `documents` and further variables of its own in
+        `chat_template_kwargs`. continue_final_message: go on with the last message, which the
+        assistant has begun, instead of answering it (needs add_generation_prompt=False).
         """
         conversations: list[Any] = [messages]
         if messages and not isinstance(messages[0], Mapping):
             conversations = list(messages)
-        encode = self._chat_template.encode_chat
-        sources: list[_Source] = [(None, encode(c, **template)) for c in conversations]
+        sources: list[_Source] = [
+            (
+                None,
+                self._model.chat_template.encode_chat(
+                    conversation,
+                    tools=tools,
+                    documents=documents,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    extra=chat_template_kwargs or {},
+                ),
+            )
+            for conversation in conversations
+        ]
         return self._run(sources, sampling_params, use_tqdm, priority)
 
     def stream(
         self,
         prompt: Prompt | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
         messages: Sequence[Message] | None = None,
-        sampling_params: SamplingParams | None = None,
     ) -> Iterator[TextPiece]:
         """Continue one prompt, or answer one conversation, piece by piece (n = 1)."""
         params = sampling_params or self.get_default_sampling_params()
         if params.n != 1:
             raise RequestError(f"n must be 1 for a stream, got {params.n}", param="n")
         if messages is not None:
-            source: _Source = (None, self._chat_template.encode_chat(messages))
+            source: _Source = (None, self._model.chat_template.encode_chat(messages))
         elif prompt is not None:
             source = self._read(prompt)
         else:
             raise RequestError("give a prompt or messages")
         job = self._job(source, params, priority=0)
-        self._loop.add(job.request)
         try:
+            self._add(job)
             while not job.output.finished:
-                for delta in self._loop.step():
-                    yield from job.take(delta, self._loop.end)
+                self._step()
+                yield from job.take_pieces()
+            yield from job.take_pieces()  # what came in another call's steps
         finally:
-            self._abort([job])  # the caller stopped reading
+            self._remove([job])  # the caller may have stopped reading
+
+    @property
+    def model_name(self) -> str:
+        """By which a server would serve it."""
+        return self._model.name
 
     def get_tokenizer(self) -> Tokenizer:
         return self._model.tokenizer
@@ -172,11 +201,8 @@ class LLM:
         """Free the model's memory. The object can't be used afterwards."""
         self._loop.close()
 
-    @property
-    def _chat_template(self) -> ChatTemplate:
-        if self._model.chat_template is None:
-            raise RequestError("this model has no chat template; use generate")
-        return self._model.chat_template
+    def __repr__(self) -> str:
+        return f"LLM({self._model.root!r})"
 
     def _run(
         self,
@@ -187,22 +213,32 @@ class LLM:
     ) -> list[RequestOutput]:
         each = _params_for_each(params or self.get_default_sampling_params(), len(sources))
         jobs = [self._job(s, p, priority) for s, p in zip(sources, each, strict=True)]
-        by_id = {job.request.request_id: job for job in jobs}
-        num_unfinished = len(jobs)
         try:
             for job in jobs:
-                self._loop.add(job.request)
-            with _progress_bar(len(jobs), show_progress) as advance:
-                while num_unfinished:
-                    for delta in self._loop.step():
-                        job = by_id[delta.request_id]
-                        job.take(delta, self._loop.end)
-                        if job.output.finished:
-                            num_unfinished -= 1
-                            advance()
+                self._add(job)
+            with _progress_bar(len(jobs), show_progress) as show:
+                while (num_left := sum(not job.output.finished for job in jobs)) > 0:
+                    self._step()
+                    show(len(jobs) - num_left)
         finally:
-            self._abort(jobs)
+            self._remove(jobs)
         return [job.output for job in jobs]
+
+    def _step(self) -> None:
+        """One step of the engine, for all jobs: a stream that is open may share it with a batch."""
+        for delta in self._loop.step():
+            job = self._jobs.get(delta.request_id)
+            if job is not None and job.take(delta):
+                self._loop.end(delta.request_id, delta.index, FinishReason.STOP)
+
+    def _add(self, job: _Job) -> None:
+        self._loop.add(job.request)
+        self._jobs[job.request.request_id] = job
+
+    def _remove(self, jobs: list[_Job]) -> None:
+        for job in jobs:
+            self._jobs.pop(job.request.request_id, None)
+            self._loop.end(job.request.request_id, None, FinishReason.ABORT)
 
     def _job(self, source: _Source, params: SamplingParams, priority: int) -> _Job:
         prompt, ids = source
@@ -210,11 +246,6 @@ class LLM:
             next(self._ids), ids, params, priority=priority, arrival_time=monotonic()
         )
         return _Job(self._model, request, prompt)
-
-    def _abort(self, jobs: list[_Job]) -> None:
-        for job in jobs:
-            if not job.output.finished:
-                self._loop.end(job.request.request_id, None, FinishReason.ABORT)
 
     def _read(self, prompt: Prompt) -> _Source:
         if isinstance(prompt, Mapping):
@@ -233,67 +264,52 @@ class _Job:
     """A request on its way, and what has come of it."""
 
     def __init__(self, model: ServedModel, request: Request, prompt: str | None) -> None:
-        sampling = request.sampling
-        ids = list(request.prompt_token_ids)
         self.request = request
         self.output = RequestOutput(
-            request.request_id, prompt, ids, [CompletionOutput(i) for i in range(sampling.n)]
+            request.request_id,
+            prompt,
+            list(request.prompt_token_ids),
+            [CompletionOutput(i) for i in range(request.sampling.n)],
         )
         self._tokenizer = model.tokenizer
-        self._texts = [
-            OutputText(
-                model.tokenizer,
-                ids,
-                stop=sampling.stop,
-                include_stop=sampling.include_stop_str_in_output,
-                min_tokens=sampling.min_tokens,
-                skip_special_tokens=sampling.skip_special_tokens,
-            )
-            for _ in range(sampling.n)
-        ]
+        self._choices = [Choice(model.tokenizer, request) for _ in self.output.outputs]
+        self._pieces: list[TextPiece] = []
 
-    def take(
-        self, delta: TokenDelta, end: Callable[[str, int | None, FinishReason], list[TokenDelta]]
-    ) -> list[TextPiece]:
-        """Add a delta; `end` is told when a stop string ends the sequence. The text that is new."""
+    def take_pieces(self) -> list[TextPiece]:
+        """What came since the last call."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def take(self, delta: TokenDelta) -> bool:
+        """Add a delta. Whether the engine must stop the sequence: a stop string ended its text."""
         output = self.output.outputs[delta.index]
-        if output.finish_reason is not None:
-            return []
-        if delta.error is not None:
-            raise OctavoError(delta.error)
-        stopped_by_token = delta.finish_reason is FinishReason.STOP
-        new = self._texts[delta.index].push(
-            delta.token_ids,
-            final=delta.finish_reason is not None,
-            ended_by_token=stopped_by_token,
-        )
-        count = new.num_tokens_consumed
-        output.text += new.text
-        output.token_ids += delta.token_ids[:count]
-        self._add_logprobs(output, delta, count)
+        if delta.index == 0 and delta.times is not None:
+            self.output.times = delta.times
+        piece = self._choices[delta.index].take(delta)
+        if piece is None:
+            return False
+        output.text += piece.text
+        output.token_ids += piece.token_ids
+        self._add_logprobs(output, piece.logprobs)
+        if piece.finish_reason is not None:
+            output.finish_reason = piece.finish_reason.value
+            output.stop_reason = piece.stop_reason
+            output.error = delta.error
+        if delta.index == 0:
+            self.output.num_cached_tokens = delta.num_cached_tokens
         if delta.prompt_logprobs is not None:
             self.output.prompt_logprobs = [
                 None if entry is None else self._logprobs(entry) for entry in delta.prompt_logprobs
             ]
-        times = delta.times
-        if new.stop_reason is not None:
-            output.stop_reason = new.stop_reason
-            output.finish_reason = FinishReason.STOP.value
-            for final in end(delta.request_id, delta.index, FinishReason.STOP):
-                times = final.times
-        elif delta.finish_reason is not None:
-            output.stop_reason = delta.stop_token_id
-            output.finish_reason = delta.finish_reason.value
-        if delta.index == 0:
-            self.output.num_cached_tokens = delta.num_cached_tokens
-            self.output.times = times
-        self.output.finished = all(o.finish_reason is not None for o in self.output.outputs)
-        return [TextPiece(new.text, count, output.finish_reason)]
+        self.output.finished = all(choice.is_finished for choice in self._choices)
+        self._pieces.append(TextPiece(piece.text, len(piece.token_ids), output.finish_reason))
+        return piece.must_stop
 
-    def _add_logprobs(self, output: CompletionOutput, delta: TokenDelta, count: int) -> None:
-        if delta.logprobs is None:
+    def _add_logprobs(
+        self, output: CompletionOutput, entries: Sequence[TokenLogprobs] | None
+    ) -> None:
+        if entries is None:
             return
-        entries = delta.logprobs[:count]
         output.logprobs = (output.logprobs or []) + [self._logprobs(entry) for entry in entries]
         total = sum(entry.logprob for entry in entries)
         output.cumulative_logprob = (output.cumulative_logprob or 0.0) + total
@@ -330,14 +346,14 @@ def _params_for_each(
 
 
 @contextmanager
-def _progress_bar(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
+def _progress_bar(total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
     """A bar on stderr that counts finished requests, if that is a terminal."""
     if not (wanted and total > 1 and sys.stderr.isatty()):
-        yield lambda: None
+        yield lambda num_done: None
         return
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("Requests", total=total)
-        yield lambda: progress.advance(task)
+        yield lambda num_done: progress.update(task, completed=num_done)

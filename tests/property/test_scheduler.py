@@ -4,7 +4,7 @@ nothing leaks.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 
 import pytest
@@ -138,6 +138,7 @@ class Run:
                     self.take(self.scheduler.fail(str(error), float(tick), running_only=True))
                 else:
                     self.take(self.scheduler.update(output, float(tick)))
+                self.check_blocks()
             elif self.scheduler.has_unfinished:
                 pytest.fail("requests wait but nothing is scheduled")
             tick += 1
@@ -169,7 +170,33 @@ class Run:
         assert len(set(slots)) == len(slots) <= self.world.max_num_seqs
         assert {b.slot for b in step.bindings} <= set(slots)
 
+    def check_blocks(self) -> None:
+        """Every block is free, or held exactly as often as tables and steps in flight say."""
+        residency = self.scheduler._residency
+        held: Counter[int] = Counter()
+        for sequence in self.scheduler._running:
+            assert len(set(sequence.block_table)) == len(sequence.block_table)
+            held.update(sequence.block_table)
+        for blocks in residency._unreturned:
+            held.update(blocks)
+        counts = [self.pool.num_holders(block) for block in range(self.world.num_blocks)]
+        assert counts == [held[block] for block in range(self.world.num_blocks)]
+        assert self.pool.num_free == counts.count(0)
+        assert len(self.scheduler._running) + residency.num_free_slots == self.world.max_num_seqs
+
+    def check_order(self) -> None:
+        """Bounded waiting: nobody of the same priority who came later is started earlier."""
+        starts: dict[int, list[float]] = defaultdict(list)
+        for arrival in sorted(self.world.arrivals, key=lambda a: a.at):
+            request = arrival.request
+            final = self.finals.get((request.request_id, 0))
+            if final is not None and final.times is not None and final.times.first_scheduled:
+                starts[request.priority].append(final.times.first_scheduled)
+        for times in starts.values():
+            assert times == sorted(times)
+
     def check_end(self) -> None:
+        self.check_order()
         assert self.pool.num_free == self.world.num_blocks, "blocks leaked"
         for arrival in self.world.arrivals:
             request = arrival.request

@@ -74,12 +74,8 @@ class BlockPool:
                 if block not in self._index:
                     self._free.move_to_end(block, last=False)
 
-    def is_shared(self, block: int) -> bool:
-        return self._holders[block] > 1
-
-    def num_unheld(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks `share` would take from the free ones."""
-        return sum(self._holders[block] == 0 for block in blocks)
+    def num_holders(self, block: int) -> int:
+        return self._holders[block]
 
     def register(self, block: int, key: BlockKey) -> None:
         """Make a full, held block findable under its prefix key."""

@@ -51,11 +51,32 @@ class Residency:
         """Whether a slot is free and all tokens known now fit into free blocks and shared ones."""
         if not self._free_slots or sequence.num_pending:
             return False  # pending: it was preempted in flight, its newest token is not known yet
-        shared, num_computed = self._shareable(sequence)
-        needed = self.blocks_for(sequence.num_tokens) - len(shared)
-        if num_computed % self.block_size:
-            needed += 1  # the last shared block is partly filled and will be copied
-        return needed + self.pool.num_unheld(shared) <= self.pool.num_free
+        fresh, shared = self._blocks_to_start(sequence)
+        unheld = sum(self.pool.num_holders(block) == 0 for block in shared)
+        return fresh + unheld <= self.pool.num_free
+
+    def victims_for(self, sequence: Sequence, candidates: list[Sequence]) -> list[Sequence]:
+        """The fewest of `candidates`, from the end, whose stopping lets `sequence` start; none if
+        it needs none, or if stopping all would not help.
+
+        Blocks that come back when the steps in flight end count as free.
+        """
+        fresh, shared = self._blocks_to_start(sequence)
+        num_slots = len(self._free_slots)
+        num_free = self.pool.num_free + sum(map(len, self._unreturned))
+        holders = {block: self.pool.num_holders(block) for block in shared}
+        victims: list[Sequence] = []
+        while True:
+            unheld = sum(holders[block] == 0 for block in shared)
+            if num_slots and fresh + unheld <= num_free:
+                return victims
+            if len(victims) == len(candidates):
+                return []
+            victims.append(candidates[-1 - len(victims)])
+            num_slots += 1
+            for block in victims[-1].block_table:
+                holders[block] = holders.get(block, self.pool.num_holders(block)) - 1
+                num_free += holders[block] == 0
 
     def start(self, sequence: Sequence, plan: StepPlan) -> int:
         """Give a slot, shared blocks, and fresh blocks for all tokens known now; the number of
@@ -82,7 +103,7 @@ class Residency:
         table, start = sequence.block_table, sequence.num_computed
         missing = self.blocks_for(start + count) - len(table)
         index, offset = divmod(start, self.block_size)
-        copies = offset != 0 and self.pool.is_shared(table[index])  # copy on write
+        copies = offset != 0 and self.pool.num_holders(table[index]) > 1  # copy on write
         if missing <= 0 and not copies:
             return True
         blocks = self.pool.allocate(max(missing, 0) + copies)
@@ -130,6 +151,13 @@ class Residency:
         num_full = (len(sequence.token_ids) - 1) // self.block_size
         blocks = self.pool.find_prefix(sequence.keys_of_full_blocks(num_full, self.block_size))
         return blocks, len(blocks) * self.block_size
+
+    def _blocks_to_start(self, sequence: Sequence) -> tuple[int, list[int]]:
+        """How many fresh blocks all tokens known now need, and which blocks they share."""
+        shared, num_computed = self._shareable(sequence)
+        fresh = self.blocks_for(sequence.num_tokens) - len(shared)
+        # A last shared block that is partly filled will be copied.
+        return fresh + (num_computed % self.block_size != 0), shared
 
     def _give_back(self, blocks: list[int]) -> None:
         if self._unreturned:

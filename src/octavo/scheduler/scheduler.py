@@ -122,10 +122,6 @@ class Scheduler:
         """Whether any accepted request still waits or runs."""
         return bool(self._sequences)
 
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._in_flight)
-
     def forget_prefixes(self) -> None:
         """No later request hits what is cached now."""
         self._pool.forget_prefixes()
@@ -228,15 +224,13 @@ class Scheduler:
 
     def _yield_to_higher_rank(self) -> None:
         """Preempt running sequences that the first waiting one outranks, if that lets it start."""
-        sequence = self._waiting.first()
-        if sequence is None or sequence.num_pending or not self._running:
+        head = self._waiting.first()
+        if head is None or head.num_pending:
             return
-        outranked = [s for s in self._running if self._policy.outranks(sequence, s)]
-        within_reach = self._pool.num_free + sum(len(s.block_table) for s in outranked)
-        if self._residency.blocks_for(sequence.num_tokens) > within_reach:
-            return
-        while outranked and not self._residency.can_start(sequence):
-            self._preempt(outranked.pop())
+        outranked = [s for s in self._running if self._policy.outranks(head, s)]
+        if outranked:
+            for victim in self._residency.victims_for(head, outranked):
+                self._preempt(victim)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take slot and blocks away; the sequence is computed again when its turn comes."""

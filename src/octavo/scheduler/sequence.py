@@ -78,10 +78,6 @@ class Sequence:
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
-    @property
-    def is_finished(self) -> bool:
-        return self.finish_reason is not None
-
     def keys_of_full_blocks(self, num_blocks: int, block_size: int) -> list[BlockKey]:
         """Prefix keys of the first `num_blocks` blocks, whose tokens must all be known."""
         keys = self.block_keys

@@ -22,9 +22,9 @@ def test_a_block_is_free_when_its_last_holder_lets_go() -> None:
     blocks = pool.allocate(1)
     assert blocks is not None
     pool.share(blocks)
-    assert pool.is_shared(blocks[0])
+    assert pool.num_holders(blocks[0]) == 2
     pool.release(blocks)
-    assert not pool.is_shared(blocks[0])
+    assert pool.num_holders(blocks[0]) == 1
     assert pool.num_free == 1
     pool.release(blocks)
     assert pool.num_free == 2
@@ -48,7 +48,7 @@ def test_a_freed_prefix_can_be_found_until_its_block_is_needed() -> None:
     pool.register(block, key)
     pool.release([block])
     assert pool.find_prefix([key]) == [block]
-    assert pool.num_unheld([block]) == 1
+    assert pool.num_holders(block) == 0
     assert block not in (pool.allocate(2) or []), "blocks without a prefix go first"
     assert pool.allocate(1) == [block]
     assert pool.find_prefix([key]) == []

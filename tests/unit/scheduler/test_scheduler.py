@@ -163,6 +163,37 @@ def test_priority_does_not_preempt_what_would_not_help() -> None:
     bench.run()
 
 
+def test_a_shared_prefix_does_not_count_as_room_to_win() -> None:
+    scheduler, _ = make_scheduler(16, policy="priority", max_num_seqs=8)
+    bench = Bench(scheduler, 16)
+    shared = prompt(32)
+    bench.add(make_request("top", shared, 12, priority=0))
+    bench.step()
+    for name in "abc":
+        bench.add(make_request(name, shared + prompt(3, 500), 3, priority=9))
+    bench.step()
+    assert scheduler.stats().num_running == 4
+    # 8 shared blocks and 1 to 2 of each one's own: stopping a, b and c frees too few for this one.
+    bench.add(make_request("wide", prompt(40, 700), 2, priority=5))
+    bench.step()
+    assert scheduler.stats().total_preemptions == 0
+    bench.run()
+    assert len(bench.finals) == 5
+
+
+def test_with_a_step_in_flight_no_more_are_preempted_than_needed() -> None:
+    scheduler, _ = make_scheduler(24, policy="priority", max_num_seqs=8)
+    bench = Bench(scheduler, 24, depth=2)
+    for number in range(4):
+        bench.add(make_request(str(number), prompt(18, 100 * number), 6, priority=9))
+    bench.step()
+    bench.add(make_request("urgent", prompt(22, 900), 3, priority=1))
+    bench.run()
+    assert scheduler.stats().total_preemptions == 1
+    assert bench.finish_order[0] == "urgent"
+    assert len(bench.finals) == 5
+
+
 def test_sch_10_outputs_under_load_equal_solo_runs() -> None:
     rng = random.Random(7)
     scheduler, pool = make_scheduler(40, budget=24)
