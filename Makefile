@@ -1,4 +1,4 @@
-# Everything starts from a bare clone: Python 3.11 or later, make and a C++ compiler are enough.
+# Everything starts from a bare clone: make and Python 3.11 or later, with venv, are enough.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,7 +41,8 @@ clean:  ## remove the environment and all that was built
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: Octavo needs Python 3.11 or later and $(PYTHON) is $$($(PYTHON) --version 2>&1); use make PYTHON=python3.11" >&2; exit 1; }
-	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
+	  echo "error: $(PYTHON) makes no environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/.created

@@ -14,15 +14,17 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from octavo.config import CacheConfig, Config, ModelConfig
+from octavo.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from octavo.core.clock import monotonic
 from octavo.core.errors import ConfigError, OctavoError
+from octavo.core.model_spec import KVFormat
 from octavo.core.sampling_params import SamplingParams
+from octavo.logs import log_to_stderr
 from octavo.text.served_model import ServedModel
 from octavo.weights import Checkpoint, TextAssets, open_checkpoint
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from octavo.engine.client import EngineClient
     from octavo.engine.loop import EngineLoop
     from octavo.ops.backend import Backend
+    from octavo.ops.op import Choice
     from octavo.text.chat_template import ChatTemplate
     from octavo.text.tokenizer import Tokenizer
 
@@ -38,8 +41,6 @@ logger = logging.getLogger("octavo")
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 
-_BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
-_DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 # Keys of generation_config.json that are sampling parameters here, under our names.
 _GENERATION_KEYS = {
     "temperature": "temperature",
@@ -91,7 +92,8 @@ def build_engine(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> tuple[EngineLoop, EngineFacts]:
-    """Load the model and put an engine around it. Raises ConfigError.
+    """Load the model and put an engine around it. Raises ConfigError, for all that doesn't fit
+    into memory before any weight is read.
 
     vocab_size: token ids that the tokenizer knows; others are never generated. checkpoint: if the
     model is open already.
@@ -99,38 +101,39 @@ def build_engine(
     from octavo.engine.loop import EngineLoop
     from octavo.executor.local import LocalExecutor
     from octavo.kvcache.block_pool import BlockPool
-    from octavo.models.loader import load_weights
+    from octavo.kvcache.sizing import decide_num_blocks
+    from octavo.models.loader import load_weights, make_rope_tables, weight_bytes
     from octavo.models.registry import build_model
     from octavo.ops.backend import load_backend
-    from octavo.runner.kv_sizing import decide_num_blocks
     from octavo.runner.model_runner import ModelRunner
     from octavo.scheduler.policies import policy_named
     from octavo.scheduler.scheduler import Scheduler
 
     checkpoint = checkpoint or open_model(config.model)
     model = build_model(checkpoint.config)
-    backend = load_backend(
-        config.backend.backend, device=config.backend.device, kernels=config.backend.kernels
-    )
-    dtype, dtype_reason = _dtype(config.model, checkpoint, backend)
-    asked_len = _asked_length(config.model, model.spec.max_position)
-    load_weights(model, checkpoint, backend, dtype, progress, num_positions=asked_len)
+    backend = load_backend(config.backend.backend, device=config.backend.device)
+    stored_dtype = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
+    dtype, dtype_reason = backend.resolve_dtype(config.model.dtype, stored_dtype)
+    choices = backend.choose(dtype, config.backend.kernels)
+    kv_format = KVFormat(dtype)
     sizing = decide_num_blocks(
         model.spec,
         block_size=config.cache.block_size,
-        bytes_per_value=_BYTES_PER_VALUE[dtype],
+        kv_format=kv_format,
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
-        free_memory_bytes=backend.free_memory_bytes(),
+        free_memory_bytes=_left_by_weights(weight_bytes(model, dtype), dtype, backend),
         memory_share=_memory_share(config.cache, backend),
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=asked_len,
+        max_model_len=_asked_length(config.model, model.spec.max_position),
     )
+    load_weights(model, checkpoint, backend, dtype, progress)
+    make_rope_tables(model, backend, sizing.max_model_len)
     runner = ModelRunner(
         model,
         backend,
         num_blocks=sizing.num_blocks,
         block_size=config.cache.block_size,
-        kv_dtype=dtype,
+        kv_format=kv_format,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=sizing.max_model_len,
         vocab_size=vocab_size,
@@ -141,11 +144,11 @@ def build_engine(
         policy_named(config.scheduler.scheduling_policy),
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_batched_tokens=_max_batched_tokens(config.scheduler, backend),
         max_model_len=sizing.max_model_len,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
     )
-    loop = EngineLoop(scheduler, executor, monotonic)
+    loop = EngineLoop(scheduler, executor, monotonic, depth=executor.max_steps_in_flight)
     decisions = (
         Decision("device", backend.device, backend.describe()),
         Decision("dtype", dtype, dtype_reason),
@@ -154,7 +157,7 @@ def build_engine(
             "KV cache", f"{sizing.num_blocks * config.cache.block_size} tokens", sizing.reason
         ),
     )
-    fingerprint = _fingerprint(checkpoint, config, dtype, backend)
+    fingerprint = _fingerprint(checkpoint, config, dtype, choices)
     return loop, EngineFacts(sizing.max_model_len, sizing.num_blocks, fingerprint, decisions)
 
 
@@ -173,13 +176,31 @@ def engine_client(
     from octavo.engine.inprocess import InProcessEngine
     from octavo.engine.process import EngineProcess
 
-    build = partial(build_engine, config, vocab_size, progress)
-    return EngineProcess(build) if own_process else InProcessEngine(build)
+    if own_process:
+        return EngineProcess(partial(_build_in_child, config, vocab_size, progress))
+    return InProcessEngine(partial(build_engine, config, vocab_size, progress))
 
 
-def _dtype(config: ModelConfig, checkpoint: Checkpoint, backend: Backend) -> tuple[str, str]:
-    stored = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
-    return backend.resolve_dtype(_DTYPE_ALIASES.get(config.dtype, config.dtype), stored)
+def _build_in_child(
+    config: Config, vocab_size: int, progress: Progress | None
+) -> tuple[EngineLoop, EngineFacts]:
+    """`build_engine` in a new process, which has no logging of its own yet."""
+    log_to_stderr(config.server.log_level)
+    return build_engine(config, vocab_size, progress)
+
+
+def _left_by_weights(needed_bytes: int, dtype: str, backend: Backend) -> int:
+    """Free memory less what the weights will take."""
+    free_bytes = backend.free_memory_bytes()
+    if needed_bytes > free_bytes:
+        remedy = "free some, or use a smaller model"
+        if dtype == "float32":
+            remedy += ", or --dtype bfloat16, which halves it"
+        raise ConfigError(
+            f"the weights need {needed_bytes / 2**30:.2f} GiB in {dtype}, but only "
+            f"{free_bytes / 2**30:.2f} GiB of {backend.device} memory are free; {remedy}"
+        )
+    return free_bytes - needed_bytes
 
 
 def _memory_share(config: CacheConfig, backend: Backend) -> float:
@@ -188,11 +209,17 @@ def _memory_share(config: CacheConfig, backend: Backend) -> float:
     return 0.5 if backend.device == "cpu" else 0.9
 
 
+def _max_batched_tokens(config: SchedulerConfig, backend: Backend) -> int:
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    return 512 if backend.device == "cpu" else 2048
+
+
 def _asked_length(config: ModelConfig, max_position: int) -> int | None:
     """Tokens that must fit; None for as many as do."""
     if config.max_model_len == -1:
         return None
-    asked = config.max_model_len or max_position
+    asked = max_position if config.max_model_len is None else config.max_model_len
     if asked > max_position:
         raise ConfigError(
             f"--max-model-len {asked} is more than the {max_position} tokens that the model was "
@@ -207,11 +234,13 @@ def _length_reason(config: ModelConfig) -> str:
     return "the longest that fits" if config.max_model_len == -1 else "set by --max-model-len"
 
 
-def _fingerprint(checkpoint: Checkpoint, config: Config, dtype: str, backend: Backend) -> str:
+def _fingerprint(
+    checkpoint: Checkpoint, config: Config, dtype: str, choices: Iterable[Choice]
+) -> str:
     """Replies with equal fingerprints were computed by the same weights, settings and kernels."""
     tensors = sorted((t.name, t.shape, t.dtype) for t in checkpoint.tensors.values())
     size = checkpoint.path.stat().st_size
-    kernels = sorted((c.op, c.implementation.name) for c in backend.choices)
+    kernels = sorted((c.op, c.implementation.name) for c in choices)
     parts = (checkpoint.name, size, tensors, dtype, config.cache.block_size, kernels)
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return f"octavo-{digest[:12]}"
@@ -274,6 +303,20 @@ def vocab_size(checkpoint: Checkpoint, text: Text) -> int:
     """Token ids below it exist for both the tokenizer and the model."""
     rows = checkpoint.config.get("vocab_size") or text.tokenizer.vocab_size
     return min(text.tokenizer.vocab_size, int(rows))
+
+
+def sampling_decisions(model: ServedModel, config: ModelConfig) -> tuple[Decision, ...]:
+    """The sampling parameters of requests that are silent about them, if they aren't Octavo's."""
+    if not model.default_sampling:
+        return ()
+    value = ", ".join(f"{name} {setting}" for name, setting in model.default_sampling.items())
+    overridden = {_GENERATION_KEYS.get(key, key) for key in config.override_generation_config}
+    sources = []
+    if model.default_sampling.keys() - overridden:
+        sources.append("the model's generation_config.json (--generation-config none ignores it)")
+    if overridden:
+        sources.append("--override-generation-config")
+    return (Decision("sampling defaults", value, " and ".join(sources)),)
 
 
 def default_sampling(config: ModelConfig, generation_config: Mapping[str, Any]) -> dict[str, Any]:

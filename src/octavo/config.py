@@ -15,7 +15,9 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from octavo.core.dtypes import BYTES_PER_VALUE, DTYPE_ALIASES
 from octavo.core.errors import ConfigError
+from octavo.core.foreign_settings import remark_on
 
 DEFAULT_MODEL = "default"
 
@@ -70,7 +72,7 @@ class ModelConfig:
     dtype: str = knob(
         "auto",
         "Weights and activations; auto picks what is fast on the device.",
-        choices=("auto", "float32", "bfloat16", "float16", "half", "float"),
+        choices=("auto", *BYTES_PER_VALUE, *DTYPE_ALIASES),
     )
     max_model_len: int | None = knob(
         None,
@@ -92,7 +94,9 @@ class ModelConfig:
         None, "Chat template file, or the template itself (default: the model's own)."
     )
     served_model_name: list[str] = knob(
-        [], "Names that clients use for the model (default: the model as given)."
+        [],
+        "Names that clients use for the model, the first in replies (default: the checkpoint's own "
+        "name, and the model as given).",
     )
     max_logprobs: int = knob(
         20, "Largest `logprobs` that a request may ask for; -1: the vocabulary.", low=-1
@@ -101,6 +105,10 @@ class ModelConfig:
         None,
         "Makes the seeds drawn for requests that bring none repeatable (default: they aren't).",
     )
+
+    def __post_init__(self) -> None:
+        if self.max_model_len == 0:
+            raise ConfigError("--max-model-len must be at least 1 token, or -1, got 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +135,11 @@ class SchedulerConfig:
     """How requests share the engine's steps."""
 
     max_num_seqs: int = knob(128, "Sequences that run at once.", low=1, high=65536)
-    max_num_batched_tokens: int = knob(
-        2048, "Tokens computed in one step at most, prefill and decode together.", low=1
+    max_num_batched_tokens: int | None = knob(
+        None,
+        "Tokens computed in one step at most, prefill and decode together (default: 2048 on a GPU, "
+        "512 on a CPU, where larger steps make others wait and are no faster).",
+        low=1,
     )
     max_num_queued_reqs: int | None = knob(
         None, "Requests that may wait; one more is refused with 503 (default: no limit).", low=0
@@ -195,14 +206,14 @@ class Config:
     def from_flat(cls, values: Mapping[str, Any]) -> Config:
         """Sections from one mapping of knob name to value, checked.
 
-        Raises ConfigError for an unknown name (with the nearest known one), a wrong type or a value
+        Raises ConfigError for an unknown name (with what there is instead), a wrong type or a value
         out of range.
         """
         known = {spec.name: spec for spec in knobs()}
         chosen: dict[str, dict[str, Any]] = {f.name: {} for f in fields(cls)}
         for name, value in values.items():
             if name not in known:
-                raise ConfigError(f"unknown setting {name!r}{nearest(name, known)}")
+                raise ConfigError(f"unknown setting {name!r}{instead_of(name, known)}")
             spec = known[name]
             chosen[spec.section][name] = spec.check(value)
         return cls(**{s: _SECTIONS[s](**section) for s, section in chosen.items()})
@@ -279,9 +290,8 @@ class Knob:
         if self.kind is str and isinstance(value, str):
             return value
         if self.kind is list:
-            return (
-                [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)]
-            )
+            items = value if isinstance(value, (list, tuple)) else [value]
+            return [str(item) for item in items if item is not None]
         if self.kind is dict and isinstance(value, str):
             try:
                 value = json.loads(value)
@@ -332,6 +342,12 @@ def parse_number(value: Any) -> float:
         raise ValueError(f"{value} is not finite")
     # Whole numbers stay exact beyond 2**53.
     return int(text) * factor if text.lstrip("+-").isdigit() else number
+
+
+def instead_of(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """The end of a message about an unknown setting: what is said to it, or the nearest one."""
+    remark = remark_on(name)
+    return f": {remark}" if remark else nearest(name, known)
 
 
 def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:

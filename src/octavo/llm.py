@@ -12,7 +12,7 @@ from typing import Any
 from octavo import assembly
 from octavo.config import Config, knobs
 from octavo.core.clock import monotonic
-from octavo.core.errors import ConfigError, RequestError
+from octavo.core.errors import ConfigError, OctavoError, RequestError
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import EngineStats, RequestTimes, TokenDelta, TokenLogprobs
@@ -176,6 +176,8 @@ class LLM:
                 self._step()
                 yield from job.take_pieces()
             yield from job.take_pieces()  # what came in another call's steps
+            if (error := job.output.outputs[0].error) is not None:
+                raise OctavoError(error)
         finally:
             self._remove([job])  # the caller may have stopped reading
 

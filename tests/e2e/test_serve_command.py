@@ -10,37 +10,15 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from support.checkpoints import VOCAB_SIZE, make_checkpoint
-from support.serve_command import ServeProcess, is_alive, refusal, serving
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("llama", tmp_path_factory.mktemp("served") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    log = tmp_path_factory.mktemp("log") / "server.log"
-    with serving(log, str(folder), "--max-num-seqs", "8", "--max-model-len", "256") as process:
-        yield process
-        process.process.send_signal(signal.SIGTERM)
-        assert process.process.wait(20) == 0
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-
+from support.checkpoints import VOCAB_SIZE
+from support.serve_command import ServeProcess, is_alive, refusal, serving, wait_until
 
 # --- start-up errors: one line, exit code 1, at once ------------------------------------------
 
@@ -157,8 +135,9 @@ def test_chat_and_models(server: ServeProcess) -> None:
 def test_200_requests_with_disconnects_leave_every_block_free(server: ServeProcess) -> None:
     rng = random.Random(11)
 
-    def play(number: int) -> None:
-        body = {
+    def make(number: int) -> tuple[dict[str, Any], int, int | None]:
+        """(a body, its status, lines after which the client hangs up)."""
+        body: dict[str, Any] = {
             "prompt": [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, 120))],
             "max_tokens": rng.randint(1, 100),
             "temperature": rng.choice([0, 0.7, 1.5]),
@@ -174,17 +153,21 @@ def test_200_requests_with_disconnects_leave_every_block_free(server: ServeProce
         }
         kind = rng.random()
         if kind < 0.1:
-            body["temperature"] = -1  # refused
-        hangs_up_after = rng.randint(0, 5) if 0.1 < kind < 0.4 else None
+            return {**body, "temperature": -1}, 400, None
+        return body, 200, rng.randint(0, 5) if kind < 0.4 else None
+
+    def play(request: tuple[dict[str, Any], int, int | None]) -> None:
+        body, status, hangs_up_after = request
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as reply:
-            assert reply.status_code == (400 if kind < 0.1 else 200)
+            assert reply.status_code == status
             for number_read, line in enumerate(reply.iter_lines()):
-                assert '"error"' not in line or kind < 0.1
+                assert '"error"' not in line or status == 400
                 if number_read == hangs_up_after:
                     return
 
+    requests = [make(number) for number in range(200)]  # before threads race for the numbers
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(play, range(200)))
+        list(pool.map(play, requests))
     wait_until(lambda: server.metric("num_requests_running") == 0, 10)
     assert server.metric("kv_cache_usage_perc") == 0
     assert server.metric("num_requests_waiting") == 0

@@ -16,4 +16,5 @@ pytestmark = pytest.mark.gpu
 )
 def test_formula(op: str, case: str) -> None:
     backend = load_backend("torch", device="cuda")
+    backend.choose("float32", {})
     CASES[op][case](Bench(backend, backend.compile(OPS[op])))

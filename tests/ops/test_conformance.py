@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from octavo.ops import OPS
-from octavo.ops.op import Implementation
+from octavo.ops.op import Implementation, Target
 from support.forward import torch_backend
 from support.op_cases import CASES, Bench
 
+TARGET = Target("cpu", "float32")
 BACKENDS = {"torch": torch_backend()}  # creating a backend registers its implementations
 
 ALL = [
@@ -25,7 +26,7 @@ def test_every_op_has_cases() -> None:
 
 @pytest.mark.parametrize(("implementation", "case"), ALL)
 def test_formula(implementation: Implementation, case: str) -> None:
-    if (reason := implementation.unsupported()) is not None:
+    if (reason := implementation.unsupported(TARGET)) is not None:
         pytest.skip(reason)
     backend = BACKENDS[implementation.backend]
     function = backend.compile(implementation.function)

@@ -182,7 +182,8 @@ class Run:
         counts = [self.pool.num_holders(block) for block in range(self.world.num_blocks)]
         assert counts == [held[block] for block in range(self.world.num_blocks)]
         assert self.pool.num_free == counts.count(0)
-        assert len(self.scheduler._running) + residency.num_free_slots == self.world.max_num_seqs
+        num_slots = min(self.world.max_num_seqs, self.world.budget)
+        assert len(self.scheduler._running) + residency.num_free_slots == num_slots
 
     def check_order(self) -> None:
         """Bounded waiting: nobody of the same priority who came later is started earlier."""

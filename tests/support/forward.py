@@ -13,17 +13,22 @@ from pathlib import Path
 
 import numpy as np
 
+from octavo.core.model_spec import KVFormat
 from octavo.models.causal_lm import CausalLM
-from octavo.models.loader import load_weights
+from octavo.models.loader import load_weights, make_rope_tables
 from octavo.models.registry import build_model
+from octavo.ops import write_kv
 from octavo.ops.backend import Backend, load_backend
-from octavo.ops.batch import HostBatch
+from octavo.ops.batch import HostBatch, KVLayer
 from octavo.weights import Checkpoint, open_checkpoint
 
 
 @cache
 def torch_backend() -> Backend:
-    return load_backend("torch", device="cpu")
+    """With implementations chosen for float32."""
+    backend = load_backend("torch", device="cpu")
+    backend.choose("float32", {})
+    return backend
 
 
 def load_model(
@@ -32,7 +37,9 @@ def load_model(
     """The model on the torch backend."""
     checkpoint = open_checkpoint(str(source)) if isinstance(source, str | Path) else source
     model = build_model(checkpoint.config)
-    load_weights(model, checkpoint, torch_backend(), dtype, num_positions=num_positions)
+    torch_backend().choose(dtype, {})
+    load_weights(model, checkpoint, torch_backend(), dtype)
+    make_rope_tables(model, torch_backend(), num_positions or model.max_position)
     return model
 
 
@@ -58,10 +65,12 @@ class Forward:
     def __post_init__(self) -> None:
         backend = torch_backend()
         heads = [(layer.num_kv_heads, layer.head_dim) for layer in self.model.spec.layers]
-        self.kv_layers = backend.allocate_kv(self.num_blocks, self.block_size, heads, self.kv_dtype)
-        for layer in self.kv_layers:
-            for array in layer:
-                array[:] = float("nan")  # type: ignore[index]
+        self.kv_layers = backend.allocate_kv(
+            self.num_blocks, self.block_size, heads, KVFormat(self.kv_dtype)
+        )
+        for layer, (kv_heads, size) in zip(self.kv_layers, heads, strict=True):
+            nothing = np.full((self.num_blocks, self.block_size, kv_heads, size), np.nan)
+            fill(backend, layer, nothing, nothing)
         self._forward = backend.compile(self.model.forward)
         self._logits = backend.compile(self.model.logits)
         self.free_blocks = np.random.default_rng(7).permutation(self.num_blocks).tolist()
@@ -81,7 +90,8 @@ class Forward:
         hidden = self._forward(backend.batch_context(batch, self.kv_layers))
         for sequence, count in work:
             sequence.num_computed += count
-        logits = backend.to_host(self._logits(hidden)).astype(np.float32)
+        every_row = backend.from_host(np.arange(batch.query_starts[-1], dtype=np.int64))
+        logits = backend.to_host(self._logits(hidden, every_row)).astype(np.float32)
         return np.split(logits, batch.query_starts[1:-1])
 
     def prompt(self, tokens: Sequence[int], *, chunk: int | None = None) -> np.ndarray:
@@ -92,6 +102,18 @@ class Forward:
             parts += self.step([(sequence, min(left, chunk or left))])
         self.free_blocks += sequence.table
         return np.concatenate(parts)
+
+
+def fill(backend: Backend, layer: KVLayer, keys: np.ndarray, values: np.ndarray) -> None:
+    """Write the whole cache of a layer. keys, values: (N, B, G, E)."""
+    num_blocks, block_size = keys.shape[:2]
+    num_tokens = num_blocks * block_size
+    batch = host_batch([([0] * num_tokens, range(num_blocks), 0, num_tokens)], block_size)
+    arrays = (
+        backend.from_host(array.reshape(num_tokens, *array.shape[2:]).astype(np.float32))
+        for array in (keys, values)
+    )
+    backend.compile(write_kv)(*arrays, layer, backend.batch_context(batch, (layer,)))
 
 
 def host_batch(

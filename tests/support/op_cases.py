@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from octavo.core.model_spec import KVFormat
+from octavo.ops import paged_attention
 from octavo.ops.backend import Backend
 from octavo.ops.batch import KVLayer
 from octavo.ops.sampling import LogitEdits
-from support.forward import host_batch
+from support.forward import fill, host_batch
 
 NO_ROWS = np.zeros(0, np.int64)
 
@@ -33,6 +35,36 @@ class Bench:
 
     def put(self, array: np.ndarray) -> Any:
         return self.backend.from_host(array.copy())
+
+    def cache(self, keys: np.ndarray, values: np.ndarray) -> KVLayer:
+        """A layer's cache with these contents, (N, B, G, E) each."""
+        num_blocks, block_size, *heads = keys.shape
+        kv_format = KVFormat("float32")
+        (layer,) = self.backend.allocate_kv(num_blocks, block_size, [tuple(heads)], kv_format)
+        fill(self.backend, layer, keys, values)
+        return layer
+
+    def holds(self, cache: KVLayer, keys: np.ndarray, values: np.ndarray) -> None:
+        """The cache has these contents, seen by what attention makes of every token before it: how
+        they are laid out is the backend's own affair.
+        """
+        num_blocks, block_size, *heads = keys.shape
+        num_tokens = num_blocks * block_size
+        host = host_batch([([0] * num_tokens, range(num_blocks), 0, num_tokens)], block_size)
+        queries = self.normal(num_tokens, *heads)
+        actual = self.backend.compile(paged_attention)(
+            self.put(queries),
+            cache,
+            self.backend.batch_context(host, (cache,)),
+            softmax_scale=1.0,
+            window=None,
+        )
+        k, v = (array.reshape(num_tokens, *heads).astype(np.float64) for array in (keys, values))
+        scores = np.einsum("qhe,khe->hqk", queries, k)
+        scores[:, ~np.tri(num_tokens, dtype=bool)] = -np.inf
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        self.close(actual, np.einsum("hqk,khe->qhe", weights, v))
 
     def close(self, actual: Any, expected: np.ndarray, tolerance: float = 1e-5) -> None:
         actual = actual if isinstance(actual, np.ndarray) else self.backend.to_host(actual)
@@ -149,24 +181,22 @@ def rotation(b: Bench, positions: list[int], heads: int, size: int) -> None:
 def writes_to_slots(b: Bench, slots: list[int]) -> None:
     keys, values = b.normal(12, 4, 2, 6), b.normal(12, 4, 2, 6)
     new_keys, new_values = b.normal(len(slots), 2, 6), b.normal(len(slots), 2, 6)
-    cache = KVLayer(b.put(keys), b.put(values))
-    blocks = list(dict.fromkeys(slot // 4 for slot in slots))
-    batch = host_batch([([0], [blocks[0]], 0, 1)], 4)._replace(kv_slots=np.array(slots))
+    cache = b.cache(keys, values)
+    batch = host_batch([([0], [slot // 4], 0, 1) for slot in slots], 4)
+    batch = batch._replace(kv_slots=np.array(slots))
     b.op(b.put(new_keys), b.put(new_values), cache, b.backend.batch_context(batch, (cache,)))
     keys.reshape(-1, 2, 6)[slots], values.reshape(-1, 2, 6)[slots] = new_keys, new_values
-    b.close(cache.keys, keys, 0)
-    b.close(cache.values, values, 0)
+    b.holds(cache, keys, values)
 
 
 @cases("copy_blocks", pairs=[[(2, 0)], [(1, 2), (2, 4), (0, 1)]])
 def copies_in_order(b: Bench, pairs: list[tuple[int, int]]) -> None:
     keys, values = b.normal(5, 4, 2, 6), b.normal(5, 4, 2, 6)
-    arrays = b.put(keys), b.put(values)
-    b.op(*arrays, pairs)
+    cache = b.cache(keys, values)
+    b.op(cache, pairs)
     for source, target in pairs:
         keys[target], values[target] = keys[source], values[source]
-    b.close(arrays[0], keys, 0)
-    b.close(arrays[1], values, 0)
+    b.holds(cache, keys, values)
 
 
 BATCHES = {  # (context length, queries) of each sequence
@@ -218,7 +248,7 @@ def causal_attention(
             weights /= weights.sum(-1, keepdims=True)
             expected.append(np.einsum("hl,lhe->he", weights, v[seen]))
     keys[hidden] = values[hidden] = np.nan
-    cache = KVLayer(b.put(keys), b.put(values))
+    cache = b.cache(keys, values)
     host = host_batch(
         [([0] * context, t, context - n, n) for (context, n), t in sequences], block_size
     )

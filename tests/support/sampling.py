@@ -27,14 +27,10 @@ def bind(
     return SlotBinding(slot, tokens, len(prompt), SamplingParams(**params), seed, eos, bad_words)
 
 
-def sample_once(
-    backend: Backend, logits: np.ndarray, bindings: list[SlotBinding], *, vocab_size: int = 0
-) -> SampledRows:
-    """One token for each binding from its row of `logits` (R, V); vocab_size 0: V."""
+def sample_once(backend: Backend, logits: np.ndarray, bindings: list[SlotBinding]) -> SampledRows:
+    """One token for each binding from its row of `logits` (R, V)."""
     slots = np.array([binding.slot for binding in bindings])
-    sampler = Sampler(
-        backend, max_num_seqs=int(slots.max()) + 1, vocab_size=vocab_size or logits.shape[1]
-    )
+    sampler = Sampler(backend, max_num_seqs=int(slots.max()) + 1, vocab_size=logits.shape[1])
     for binding in bindings:
         sampler.bind(binding)
     positions = np.array([len(binding.token_ids) for binding in bindings])

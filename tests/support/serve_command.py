@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,6 +63,13 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
 @contextmanager
 def serving(log: Path, *arguments: str) -> Iterator[ServeProcess]:
     """Start and wait until it serves; killed at the end if the test has not ended it."""
@@ -91,8 +98,9 @@ def serving(log: Path, *arguments: str) -> Iterator[ServeProcess]:
 
 
 def refusal(*arguments: str, timeout: float = 60) -> tuple[int, str]:
-    """Exit code and stderr of a server that can't start."""
+    """Exit code and stderr of a server that can't start; on a free port unless one is given."""
+    port = [] if "--port" in arguments else ["--port", "0"]
     done = subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=timeout
+        [*COMMAND, *arguments, *port], capture_output=True, text=True, check=False, timeout=timeout
     )
     return done.returncode, done.stderr

@@ -4,12 +4,24 @@ import json
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from octavo import assembly
 from octavo.config import Config, ModelConfig
 from octavo.core.errors import ConfigError
+from octavo.core.sampling_params import SamplingParams
+from octavo.layers.rope import RopeTable
+from octavo.models import loader
+from octavo.ops.torch.backend import TorchBackend
+from octavo.text.served_model import ServedModel
 from support.checkpoints import make_checkpoint
+
+
+def served(config: ModelConfig) -> ServedModel:
+    checkpoint = assembly.open_model(config)
+    text = assembly.load_text(config, checkpoint)
+    return assembly.served_model(config, checkpoint, text, assembly.EngineFacts(64, 4, "f", ()))
 
 
 def test_mdl_15_the_models_sampling_defaults_are_used() -> None:
@@ -37,6 +49,12 @@ def test_mdl_15_do_sample_false_means_greedy() -> None:
     assert assembly.default_sampling(ModelConfig(), {"do_sample": None}) == {}
 
 
+@pytest.mark.parametrize("off", [0, -1])
+def test_smp_10_top_k_off_in_generation_config(off: int) -> None:
+    defaults = assembly.default_sampling(ModelConfig(), {"do_sample": True, "top_k": off})
+    assert SamplingParams(**defaults).top_k == 0
+
+
 def test_overridden_sampling_defaults_win() -> None:
     config = ModelConfig(override_generation_config={"temperature": 0.2, "max_new_tokens": 7})
     defaults = assembly.default_sampling(config, {"temperature": 0.7, "top_p": 0.9})
@@ -53,11 +71,7 @@ def test_eos_ids_come_from_every_place_that_names_them(tmp_path: Path) -> None:
     folder = make_checkpoint("llama", tmp_path)
     path = folder / "generation_config.json"
     path.write_text(json.dumps({"eos_token_id": [2, 7, 100_000]}))
-    config = ModelConfig(model=str(folder))
-    checkpoint = assembly.open_model(config)
-    text = assembly.load_text(config, checkpoint)
-    facts = assembly.EngineFacts(64, 4, "f", ())
-    model = assembly.served_model(config, checkpoint, text, facts)
+    model = served(ModelConfig(model=str(folder)))
     assert model.eos_token_ids == {2, 7}
     assert model.vocab_size == 320
 
@@ -82,6 +96,87 @@ def test_a_length_beyond_the_models_is_refused(tmp_path: Path) -> None:
     config = Config.from_flat({"model": str(folder), "max_model_len": 1000})
     with pytest.raises(ConfigError, match="more than the 512 tokens"):
         assembly.build_engine(config, 320)
+
+
+@pytest.fixture
+def no_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("a weight is read")
+
+    monkeypatch.setattr(loader, "_read", read)
+
+
+@pytest.mark.usefixtures("no_reads")
+@pytest.mark.parametrize(
+    ("free_bytes", "knobs", "message"),
+    [
+        (100_000, {}, r"weights need 0\.00 GiB in float32.*of cpu memory are free; .*bfloat16"),
+        (100_000, {"dtype": "bfloat16"}, "or use a smaller model$"),
+        (800_000, {"max_model_len": 512}, r"512 tokens needs 0\.3 MiB of KV.*of 0\.\d MiB free"),
+        (2**21, {"kv_cache_memory_bytes": 2**21}, r"2\.0 MiB, but only 1\.\d MiB are free beside"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_weights_are_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free_bytes: int,
+    knobs: dict[str, object],
+    message: str,
+) -> None:
+    folder = make_checkpoint("llama", tmp_path)
+    monkeypatch.setattr(TorchBackend, "free_memory_bytes", lambda _: free_bytes)
+    config = Config.from_flat({"model": str(folder), "max_num_seqs": 1, **knobs})
+    with pytest.raises(ConfigError, match=message):
+        assembly.build_engine(config, 320)
+
+
+def test_rotary_tables_are_as_long_as_what_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as long as the model reaches: that may be more than there is memory for."""
+    folder = make_checkpoint("llama", tmp_path, max_position_embeddings=10**8)
+    lengths = []
+    compute = RopeTable.compute
+
+    def recorded(table: RopeTable, num_positions: int) -> np.ndarray:
+        lengths.append(num_positions)
+        return compute(table, num_positions)
+
+    monkeypatch.setattr(RopeTable, "compute", recorded)
+    knobs = {"model": str(folder), "max_model_len": -1, "kv_cache_memory_bytes": "1M"}
+    loop, facts = assembly.build_engine(Config.from_flat(knobs), 320)
+    loop.close()
+    assert facts.max_model_len == 2**20 // 512
+    assert lengths == [facts.max_model_len]
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ({}, "the model's generation_config.json (--generation-config none ignores it)"),
+        ({"temperature": 0.2, "top_p": 0.5}, "--override-generation-config"),
+        (
+            {"top_p": 0.5},
+            "the model's generation_config.json (--generation-config none ignores it) and "
+            "--override-generation-config",
+        ),
+    ],
+)
+def test_mdl_15_sampling_defaults_are_told(
+    tmp_path: Path, override: dict[str, float], reason: str
+) -> None:
+    folder = make_checkpoint("llama", tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.7}))
+    config = ModelConfig(model=str(folder), override_generation_config=override)
+    (decision,) = assembly.sampling_decisions(served(config), config)
+    expected = {"temperature": 0.7} | override
+    assert decision.value == ", ".join(f"{name} {value}" for name, value in expected.items())
+    assert decision.reason == reason
+
+
+def test_without_sampling_defaults_none_are_told(tmp_path: Path) -> None:
+    config = ModelConfig(model=str(make_checkpoint("llama", tmp_path)), generation_config="none")
+    assert assembly.sampling_decisions(served(config), config) == ()
 
 
 def test_what_was_decided_is_told_with_a_reason(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from octavo.config import Config, Knob, knobs, nearest, parse_number
 from octavo.core.errors import ConfigError
+from octavo.core.foreign_settings import REMARKS
 
 KNOBS = {spec.name: spec for spec in knobs()}
 
@@ -46,6 +49,19 @@ def test_an_unknown_setting_names_the_nearest() -> None:
         Config.from_flat({"max_num_seq": 1})
 
 
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "swap_space", "enable_chunked_prefill"])
+def test_a_setting_of_other_engines_is_told_what_there_is_instead(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown setting '{name}': (not |always on)"):
+        Config.from_flat({name: 1})
+
+
+def test_remarks_are_on_what_is_no_knob_and_name_what_is() -> None:
+    spellings = {name.replace("_", "-") for k in knobs() for name in (k.name, *k.aliases)}
+    assert spellings.isdisjoint(REMARKS)
+    for remark in REMARKS.values():
+        assert set(re.findall(r"--([\w-]+)", remark)) <= spellings
+
+
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
@@ -60,6 +76,7 @@ def test_an_unknown_setting_names_the_nearest() -> None:
         ("access_log", "ON", True),
         ("kernels", '{"linear": "reference"}', {"linear": "reference"}),
         ("served_model_name", "a", ["a"]),
+        ("served_model_name", None, []),
         ("served_model_name", ("a", "b"), ["a", "b"]),
         ("dtype", "bfloat16", "bfloat16"),
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -51,3 +53,16 @@ def test_ci_runs_the_readmes_test_command() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "```bash\nmake test\n```" in readme
     assert "run make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_make_names_the_package_that_debian_leaves_out(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ]\n')  # new enough, but makes no environment
+    python.chmod(0o755)
+    command = ["make", "-f", str(ROOT / "Makefile"), f"PYTHON={python}", ".venv/.created"]
+    environ = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS")}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "apt install python3-venv" in done.stderr

@@ -54,6 +54,21 @@ def test_what_decides_loads_no_tensors(module: str) -> None:
     assert {"torch", "transformers"}.isdisjoint(loaded)
 
 
+def test_nothing_but_the_torch_backend_needs_torch() -> None:
+    """Every module of Octavo is imported with torch blocked."""
+    code = """
+import importlib, pkgutil, sys
+sys.modules["torch"] = None
+import octavo
+names = [m.name for m in pkgutil.walk_packages(octavo.__path__, "octavo.")
+         if not m.name.startswith("octavo.ops.torch") and not m.name.endswith("__main__")]
+for name in names:
+    importlib.import_module(name)
+print(len(names))
+"""
+    assert int(run_python(code)) > 100
+
+
 def test_the_offline_api_is_loaded_on_first_use() -> None:
     code = "import octavo, sys; octavo.SamplingParams(); print('octavo.llm' in sys.modules)"
     assert run_python(code).strip() == "False"

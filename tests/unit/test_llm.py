@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.core.errors import ConfigError, RequestError
+from octavo.core.errors import ConfigError, OctavoError, RequestError
 from support.checkpoints import make_checkpoint
 
 PROMPT = [5, 6, 7, 8]
@@ -93,6 +93,12 @@ def test_streams_and_batches_may_be_interleaved(llm: LLM) -> None:
     assert llm.generate([PROMPT], GREEDY)[0].outputs[0].text == whole
     assert begun_too + "".join(piece.text for piece in second) == whole
     assert begun + "".join(piece.text for piece in first) == whole
+
+
+def test_a_stream_that_fails_raises(llm: LLM) -> None:
+    impossible = SamplingParams(allowed_token_ids=[2], min_tokens=1, max_tokens=4)
+    with pytest.raises(OctavoError, match="allowed_token_ids"):
+        list(llm.stream(PROMPT, impossible))
 
 
 def test_leaving_a_stream_frees_its_blocks(llm: LLM) -> None:

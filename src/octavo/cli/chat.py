@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +18,7 @@ from octavo.core.errors import ConfigError, OctavoError, RequestError
 
 Message = dict[str, str]
 
-_GREETING = "Chatting with {}. /clear forgets all, /exit or Ctrl-D ends, Ctrl-C stops an answer."
+_COMMANDS = "/clear forgets all, /exit or Ctrl-D ends, Ctrl-C stops an answer."
 
 
 class Piece(NamedTuple):
@@ -38,16 +39,19 @@ class ChatModel(Protocol):
 
 
 class LocalModel:
-    """A model in this process."""
+    """A model in this process. name: as a server would serve it, once it is loaded."""
+
+    name = ""
 
     def __init__(self, config: Config, sampling: Sampling) -> None:
-        self.name = config.model.model
         self._stack = contextlib.ExitStack()
         self._config = config
         self._sampling = sampling
 
     def __enter__(self) -> LocalModel:
+        print(f"Loading {self._config.model.model} …", file=sys.stderr, flush=True)
         self._llm = self._stack.enter_context(loaded(self._config))
+        self.name = self._llm.model_name
         # An answer may fill the context unless the user says otherwise.
         defaults = replace(self._llm.get_default_sampling_params(), max_tokens=None)
         self._params = replace(defaults, **self._sampling)
@@ -62,8 +66,8 @@ class LocalModel:
 
 
 class RemoteModel:
-    """A model of an OpenAI-compatible server. url: up to and with /v1. model_name: None takes the
-    server's first.
+    """A model of an OpenAI-compatible server. url: up to and with /v1, which a bare address does
+    without. model_name: None takes the server's first.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class RemoteModel:
         headers = {"Authorization": f"Bearer {api_key.split(',')[0]}"} if api_key else {}
         # An answer may be long in coming: only connecting has a limit.
         timeout = httpx.Timeout(None, connect=10.0)
-        self._url = url.rstrip("/")
+        self._url = _with_scheme_and_path(url)
         self._client = httpx.Client(headers=headers, timeout=timeout)
         self._sampling = sampling
         self.name = model_name or ""
@@ -126,6 +130,13 @@ class RemoteModel:
             raise ConfigError(f"{self._url} does not answer as an OpenAI server does") from None
 
 
+def _with_scheme_and_path(url: str) -> str:
+    """`localhost:8000` is http://localhost:8000/v1; a path that is there stays."""
+    scheme, separator, rest = url.rpartition("://")
+    host, _, path = rest.rstrip("/").partition("/")
+    return f"{scheme if separator else 'http'}://{host}/{path or 'v1'}"
+
+
 def _first_model(content: bytes, url: str) -> str:
     models = json.loads(content)
     try:
@@ -172,14 +183,15 @@ class Conversation:
         """Take turns until the input ends. On a pipe each line is a turn."""
         is_terminal = sys.stdin.isatty()
         if is_terminal:
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401 - gives input() history and editing
-            print(_GREETING.format(self._model.name), file=sys.stderr)
+            print(f"Chatting with {self._model.name}. {_COMMANDS}", file=sys.stderr)
         for line in _lines(is_terminal):
             if line == "/exit":
                 return
             if line == "/clear":
                 self.messages = list(self._start)
+                continue
+            if re.fullmatch(r"/[\w?]+", line):
+                print(_COMMANDS, file=sys.stderr)
                 continue
             try:
                 self.ask(line)
@@ -213,14 +225,33 @@ class Conversation:
 
 
 def _lines(is_terminal: bool) -> Iterator[str]:
-    """What the user writes, without empty lines."""
+    """What the user writes, without empty lines, until it ends."""
+    if not is_terminal:
+        yield from filter(None, map(str.strip, sys.stdin))
+        return
+    typed = _editing()
     while True:
         try:
-            line = input("> ") if is_terminal else next(sys.stdin)
-        except (EOFError, StopIteration):
+            line = input("> ").strip()
+        except EOFError:
+            print(file=sys.stderr)
             return
-        if line.strip():
-            yield line.strip()
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            if not typed():
+                raise
+            continue  # as in a shell, what was typed is dropped
+        if line:
+            yield line
+
+
+def _editing() -> Callable[[], str]:
+    """Gives `input` history and editing, where Python can; a function that tells what is typed."""
+    try:
+        import readline
+    except ImportError:
+        return lambda: ""
+    return readline.get_line_buffer
 
 
 class Speed:

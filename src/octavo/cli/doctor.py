@@ -8,12 +8,12 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import octavo
 from octavo.config import Config, knobs
+from octavo import machine
 from octavo.core.errors import OctavoError
 
 _GIB = 2**30
@@ -22,7 +22,6 @@ _INSTRUCTION_SETS = (
     "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8",
     "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2",
 )  # fmt: skip
-_CGROUP = Path("/sys/fs/cgroup")
 
 Report = dict[str, dict[str, Any]]
 
@@ -89,51 +88,12 @@ def _cpu_fields() -> dict[str, str]:
 
 def _limits() -> dict[str, Any]:
     """What this process may use of the machine."""
-    facts: dict[str, Any] = {}
-    if hasattr(os, "sched_getaffinity"):
-        facts["cores of this process"] = len(os.sched_getaffinity(0))
-    quotas = list(_cpu_quotas())
-    facts["cpu quota"] = f"{min(quotas):g} cores" if quotas else "none"
-    memory = list(_memory_limits())
-    facts["memory limit"] = _size(min(memory)) if memory else "none"
-    return facts
-
-
-def _cpu_quotas() -> Iterator[float]:
-    """Cores that each control group around this process allows."""
-    for folder in _control_groups("cpu"):
-        texts = _read(folder / "cpu.max").split() or [
-            _read(folder / "cpu.cfs_quota_us"),
-            _read(folder / "cpu.cfs_period_us"),
-        ]
-        if all(text.isdigit() for text in texts):  # "max" and -1 are no limit
-            yield int(texts[0]) / int(texts[1])
-
-
-def _memory_limits() -> Iterator[int]:
-    """Bytes that each control group around this process allows."""
-    for folder in _control_groups("memory"):
-        text = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
-        if text.isdigit() and int(text) < 2**60:  # version 1 says "no limit" with a huge number
-            yield int(text)
-
-
-def _control_groups(controller: str) -> Iterator[Path]:
-    """Folders of the groups, versions 2 and 1, that hold this process, innermost first."""
-    for line in _read(Path("/proc/self/cgroup")).splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers == "" or controller in controllers.split(","):
-            mount = _CGROUP / controller if controllers else _CGROUP
-            inner = mount / group.lstrip("/")
-            yield from (f for f in (inner, *inner.parents) if f.is_relative_to(mount))
-
-
-def _read(path: Path) -> str:
-    """The file's text without its newline; empty if it can't be read."""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
+    quota, memory = machine.cpu_quota(), machine.memory_limit_bytes()
+    return {
+        "usable cores": machine.usable_cpus(),
+        "cpu quota": "none" if quota is None else f"{quota:g} cores",
+        "memory limit": "none" if memory is None else _size(memory),
+    }
 
 
 def _compute() -> dict[str, Any]:

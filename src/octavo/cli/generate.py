@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo.cli.sampling import Sampling
-from octavo.config import Config
+from octavo.config import Config, knobs
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
@@ -43,7 +43,8 @@ def loaded(config: Config) -> Iterator[LLM]:
     """The model in this process, for as long as the block runs."""
     from octavo.llm import LLM
 
-    llm = LLM(**config.to_flat())
+    values = config.to_flat()
+    llm = LLM(**{knob.name: values[knob.name] for knob in knobs() if knob.section != "server"})
     try:
         yield llm
     finally:

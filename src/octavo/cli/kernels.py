@@ -9,13 +9,17 @@ from octavo.ops.backend import load_backend
 
 
 def kernels(config: BackendConfig, *, as_json: bool) -> None:
-    """Print the choices of one backend. Raises ConfigError if one that was asked for can't run."""
-    backend = load_backend(config.backend, device=config.device, kernels=config.kernels)
-    choices = sorted(backend.choices, key=lambda choice: choice.op)
+    """Print one backend's choices for the dtype that bfloat16 checkpoints get here. Raises
+    ConfigError if one that was asked for can't run.
+    """
+    backend = load_backend(config.backend, device=config.device)
+    dtype, _ = backend.resolve_dtype("auto", "bfloat16")
+    choices = sorted(backend.choose(dtype, config.kernels), key=lambda choice: choice.op)
     if as_json:
         report = {
             "backend": backend.name,
             "machine": backend.describe(),
+            "dtype": dtype,
             "ops": [
                 {
                     "op": choice.op,
@@ -31,7 +35,7 @@ def kernels(config: BackendConfig, *, as_json: bool) -> None:
         }
         print(json.dumps(report, indent=2))
         return
-    print(f"backend {backend.name} on {backend.describe()}\n")
+    print(f"backend {backend.name} on {backend.describe()}, in {dtype}\n")
     op_width = max(len(choice.op) for choice in choices)
     name_width = max(len(choice.implementation.name) for choice in choices)
     for choice in choices:

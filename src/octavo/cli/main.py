@@ -14,6 +14,7 @@ from octavo.cli.sampling import Sampling, takes_sampling
 from octavo.cli.settings import Flags, load_config, takes_knobs
 from octavo.config import Config
 from octavo.core.errors import OctavoError
+from octavo.core.foreign_settings import remark_on
 
 app = typer.Typer(
     add_completion=False,
@@ -33,6 +34,8 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
+# What only matters where several clients meet.
+FOR_SERVERS = ("served_model_name", "max_logprobs", "scheduling_policy", "max_num_queued_reqs")
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")]
 
 
@@ -47,11 +50,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except typer.TyperException as error:
-        print(f"error: {error.format_message()}; see --help", file=sys.stderr)
+        message = _remark(error, given) or f"{error.format_message()}; see --help"
+        print(f"error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     return status if isinstance(status, int) else 0
+
+
+def _remark(error: typer.TyperException, given: Sequence[str]) -> str | None:
+    """What is said to an unknown flag that users of other engines know."""
+    if not hasattr(error, "possibilities"):  # only of an unknown flag: typer hides that class
+        return None
+    flag: str = getattr(error, "option_name", "")
+    if not flag.startswith("--"):  # `-tp 2` was read as `-t`
+        flag = next(word for word in given if word.startswith(flag)).partition("=")[0]
+    remark = remark_on(flag)
+    return remark and f"{flag}: {remark}"
 
 
 def _print_version(asked: bool) -> None:
@@ -88,7 +103,7 @@ def serve(flags: Flags, model_argument: ModelArgument = None) -> None:
 
 
 @app.command(cls=Verb)
-@takes_knobs("model", "cache", "scheduler", "backend")
+@takes_knobs("model", "cache", "scheduler", "backend", without=FOR_SERVERS)
 @takes_sampling
 def generate(
     flags: Flags,
@@ -116,7 +131,7 @@ def generate(
 
 
 @app.command(cls=Verb)
-@takes_knobs("model", "cache", "scheduler", "backend")
+@takes_knobs("model", "cache", "scheduler", "backend", without=FOR_SERVERS)
 @takes_sampling
 def chat(
     flags: Flags,

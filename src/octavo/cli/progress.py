@@ -33,15 +33,15 @@ class LoadingBar:
 
     def _start(self, stream: TextIO, num_total: int) -> None:
         if not stream.isatty():
-            print(f"Loading weights, {num_total / 1e6:.0f} MB", file=stream, flush=True)
+            print("Loading weights", file=stream, flush=True)
             return
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         progress = Progress(
             TextColumn("Loading weights"),
             BarColumn(),
-            DownloadColumn(),
+            TaskProgressColumn(),
             console=Console(file=stream),
             transient=True,
         )

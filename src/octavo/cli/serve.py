@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
-import sys
+from dataclasses import asdict
 
 from fastapi import FastAPI
 
@@ -14,6 +13,7 @@ from octavo.cli.banner import banner
 from octavo.cli.progress import LoadingBar
 from octavo.config import Config
 from octavo.core.clock import monotonic
+from octavo.logs import log_to_stderr
 from octavo.server import run
 from octavo.server.app import create_app
 from octavo.text.served_model import ServedModel
@@ -38,23 +38,16 @@ def serve(config: Config, *, own_process: bool = True) -> None:
             return assembly.served_model(config.model, checkpoint, text, engine.facts)
 
         def make_app() -> FastAPI:
-            return create_app(model(), engine, config.server, monotonic)
+            cache_info = {**asdict(config.cache), "num_gpu_blocks": engine.facts.num_blocks}
+            return create_app(model(), engine, config.server, monotonic, cache_info=cache_info)
 
         def show_banner(url: str) -> None:
-            decisions = engine.facts.decisions
+            decisions = (
+                *engine.facts.decisions,
+                *assembly.sampling_decisions(model(), config.model),
+            )
             needs_key = bool(config.server.api_key)
             has_template = text.chat_template.exists
             print(banner(url, model().name, decisions, has_template, needs_key), flush=True)
 
         asyncio.run(run.serve(make_app, engine, config.server, listener, show_banner))
-
-
-def log_to_stderr(level: str) -> None:
-    """Send Octavo's log records, and warnings of its libraries, to stderr."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.WARNING,
-        format="%(asctime)s %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-    )
-    logging.getLogger("octavo").setLevel(level.upper())

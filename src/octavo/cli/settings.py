@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from octavo.config import Config, Knob, knobs, nearest
+from octavo.config import Config, Knob, instead_of, knobs
 from octavo.core.errors import ConfigError
 
 ENV_PREFIX = "OCTAVO_"
@@ -48,34 +48,13 @@ def load_config(
         flags["model"] = model
     values: dict[str, Any] = {}
     if file is not None:
+        from octavo.cli.config_file import read_config_file
+
         values |= _checked(read_config_file(Path(file)).items(), source=f" (in {file})")
     values |= _checked(_from_environment(environ, warn), source=" (from the environment)")
     texts = ((k, ",".join(v) if isinstance(v, list) else v) for k, v in flags.items())
     values |= _checked(texts, source="")
     return Config.from_flat(values)
-
-
-def read_config_file(path: Path) -> dict[str, Any]:
-    """The settings of a YAML file: flag names without their dashes in front, `-` or `_` inside.
-
-    Raises ConfigError if it can't be read or isn't one mapping.
-    """
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"--config {path} can't be read: {reason}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"--config {path} must be a mapping like `port: 8000`, not a {type(content).__name__}"
-        )
-    return {str(key): value for key, value in content.items()}
 
 
 def _from_environment(
@@ -105,8 +84,9 @@ def _checked(values: Iterable[tuple[str, Any]], source: str) -> dict[str, Any]:
     for spelling, value in values:
         spec = known.get(spelling.replace("-", "_"))
         if spec is None:
-            near = nearest(spelling.replace("_", "-"), [k.replace("_", "-") for k in known])
-            raise ConfigError(f"unknown setting {spelling!r}{source}{near}")
+            flags = [k.replace("_", "-") for k in known]
+            there_is = instead_of(spelling.replace("_", "-"), flags)
+            raise ConfigError(f"unknown setting {spelling!r}{source}{there_is}")
         if spec.name in checked:
             raise ConfigError(f"{spec.flag} is given twice{source}")
         if spec.kind is list and isinstance(value, str):
@@ -129,13 +109,17 @@ def _by_spelling() -> dict[str, Knob]:
     }
 
 
-def takes_knobs(*sections: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_knobs(
+    *sections: str, without: Iterable[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb one flag per knob of these sections, and `--config`; its parameter `flags` gets
     what was given. A parameter of the verb that has a knob's name takes the place of that flag.
+
+    without: names of knobs that do nothing there; environment and file may still set them.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        taken = inspect.signature(verb).parameters
+        taken = {*inspect.signature(verb).parameters, *without}
         options = [
             _option(spec) for spec in knobs() if spec.section in sections and spec.name not in taken
         ]

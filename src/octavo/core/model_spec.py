@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.core.dtypes import BYTES_PER_VALUE
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
@@ -15,6 +17,17 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVFormat:
+    """How the KV cache stores values. dtype: a name of `BYTES_PER_VALUE`."""
+
+    dtype: str
+
+    def bytes_per_head(self, head_dim: int) -> int:
+        """One head's keys, or its values, of one token, with all that belongs to them."""
+        return head_dim * BYTES_PER_VALUE[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +43,8 @@ class ModelSpec:
     max_position: int
     layers: tuple[AttentionSpec, ...]
 
-    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
+    def kv_bytes_per_token(self, kv_format: KVFormat) -> int:
         """Keys and values of all layers for one token. Octavo keeps every block of sliding-window
         layers too.
         """
-        return sum(2 * a.num_kv_heads * a.head_dim for a in self.layers) * bytes_per_value
+        return sum(2 * a.num_kv_heads * kv_format.bytes_per_head(a.head_dim) for a in self.layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +12,14 @@ from octavo.core.errors import RequestError
 MAX_N = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
-MAX_BAD_WORDS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
+# Token ids in a list or map: more than the vocabulary of any model at hand.
+MAX_TOKEN_IDS = 300_000
+MAX_TOKENS = 2**31 - 1
 # Below this temperature the distribution is a point for any logits a model produces: treated as
-# greedy.
+# greedy. Above it logits / temperature stays finite in float32.
 GREEDY_TEMPERATURE = 1e-5
-# Smaller positive temperatures are raised to it, so that logits / temperature stays finite in
-# float32.
-MIN_TEMPERATURE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int | None = None
     stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    stop_token_ids: Collection[int] = ()
     ignore_eos: bool = False
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -66,19 +67,20 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     bad_words: Sequence[str] = ()
-    allowed_token_ids: Sequence[int] | None = None
+    allowed_token_ids: Collection[int] | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # normalise the spellings of "off" once, here
         if isinstance(self.stop, str):
             put(self, "stop", (self.stop,))
-        put(self, "stop", tuple(self.stop or ()))
-        put(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        put(self, "bad_words", tuple(self.bad_words or ()))
+        put(self, "stop", tuple(dict.fromkeys(self.stop or ())))
+        put(self, "bad_words", tuple(dict.fromkeys(self.bad_words or ())))
         put(self, "logit_bias", dict(self.logit_bias or {}))
+        put(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids or ()))
         if self.allowed_token_ids is not None:
-            put(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            allowed = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            put(self, "allowed_token_ids", allowed)
         if self.top_k == -1:
             put(self, "top_k", 0)
         if self.seed == -1:
@@ -87,8 +89,6 @@ class SamplingParams:
         self._check_lists()
         if self.temperature < GREEDY_TEMPERATURE:
             put(self, "temperature", 0.0)
-        elif self.temperature < MIN_TEMPERATURE:
-            put(self, "temperature", MIN_TEMPERATURE)
 
     def _check_numbers(self) -> None:
         _number("temperature", self.temperature, low=0, high=2)
@@ -99,16 +99,16 @@ class SamplingParams:
         _number("repetition_penalty", self.repetition_penalty, low=0.001, high=1000)
         _integer("n", self.n, low=1, high=MAX_N)
         _integer("top_k", self.top_k, low=0, high=2**31 - 1)
-        _integer("min_tokens", self.min_tokens, low=0)
+        _integer("min_tokens", self.min_tokens, low=0, high=MAX_TOKENS)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, low=1)
+            _integer("max_tokens", self.max_tokens, low=1, high=MAX_TOKENS)
             if self.min_tokens > self.max_tokens:
                 raise _bad("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         if self.seed is not None:
             _integer("seed", self.seed, low=-(2**63), high=2**63 - 1)
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
-                _integer(name, value, low=-1)
+                _integer(name, value, low=-1, high=2**31 - 1)
 
     def _check_lists(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -119,10 +119,12 @@ class SamplingParams:
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise _bad("bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS}")
         for word in self.bad_words:
-            if not isinstance(word, str) or not word:
-                raise _bad("bad_words", word, "non-empty strings")
+            if not isinstance(word, str) or not 0 < len(word) <= MAX_BAD_WORD_CHARS:
+                raise _bad("bad_words", word, f"strings of 1 to {MAX_BAD_WORD_CHARS} characters")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise _bad("allowed_token_ids", [], "at least one token id (or leave it out)")
+        if len(self.logit_bias) > MAX_TOKEN_IDS:
+            raise _bad("logit_bias", f"{len(self.logit_bias)} ids", f"at most {MAX_TOKEN_IDS} ids")
         for token, bias in self.logit_bias.items():
             _number(f"logit_bias[{token}]", bias, low=-100, high=100, param="logit_bias")
 
@@ -138,16 +140,14 @@ class SamplingParams:
             ("logit_bias", self.logit_bias),
         ):
             for token in ids:
-                if isinstance(token, bool) or not isinstance(token, int):
-                    raise _bad(param, token, "integer token ids")
                 if not 0 <= token < vocab_size:
                     raise _bad(param, token, f"token ids from 0 to {vocab_size - 1}")
         for param in ("logprobs", "prompt_logprobs"):
             value = getattr(self, param)
-            if value is None or max_logprobs == -1:
+            limit = vocab_size if max_logprobs == -1 else max_logprobs
+            if value is None or (value == -1 and max_logprobs == -1) or 0 <= value <= limit:
                 continue
-            if value == -1 or value > max_logprobs:
-                raise _bad(param, value, f"at most {max_logprobs} (the server's --max-logprobs)")
+            raise _bad(param, value, f"in [0, {limit}] (the server's --max-logprobs)")
 
     @property
     def is_greedy(self) -> bool:
@@ -161,6 +161,15 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
             or self.repetition_penalty != 1.0
         )
+
+
+def _token_ids(param: str, ids: Collection[Any]) -> frozenset[int]:
+    if len(ids) > MAX_TOKEN_IDS:
+        raise _bad(param, f"{len(ids)} ids", f"at most {MAX_TOKEN_IDS} token ids")
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise _bad(param, token, "integer token ids")
+    return frozenset(ids)
 
 
 def _bad(param: str, value: Any, allowed: str) -> RequestError:

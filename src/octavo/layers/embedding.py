@@ -12,7 +12,7 @@ class Embedding(Layer):
     def __init__(
         self, name: str, vocab_size: int, hidden_size: int, *, factor: float | None = None
     ) -> None:
-        self.table = Weight(name, shape=(vocab_size, hidden_size))
+        self.table = Weight(name, shape=(vocab_size, hidden_size), role="table")
         self.factor = factor
 
     def __call__(self, token_ids: Array) -> Array:

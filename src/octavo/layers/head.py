@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from octavo.layers.embedding import Embedding
 from octavo.layers.layer import Layer, Weight
-from octavo.ops import Array, linear
+from octavo.ops import Array, linear, take_rows
 
 
 class Head(Layer):
-    """The language-model head. hidden (R, D) -> logits (R, V).
+    """The language-model head of some rows. hidden (T, D), rows (R,) int64 -> logits (R, V).
 
     name: of its own weight; None ties it to the embedding's table.
     """
 
     def __init__(self, embedding: Embedding, name: str | None) -> None:
-        shape = embedding.table.shape
-        self.weight = embedding.table if name is None else Weight(name, shape=shape)
+        table = embedding.table
+        self.is_tied = name is None
+        names = table.names if name is None else (name,)
+        self.weight = Weight(*names, shape=table.shape, role="matrix")
 
-    def __call__(self, hidden: Array) -> Array:
-        return linear(hidden, self.weight.array)
+    def __call__(self, hidden: Array, rows: Array) -> Array:
+        return linear(take_rows(hidden, rows), self.weight.array)

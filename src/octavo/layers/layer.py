@@ -6,27 +6,30 @@ from collections.abc import Iterator
 
 from octavo.core.errors import InvariantError
 from octavo.ops import Array
+from octavo.ops.backend import Role
 
 
 class Weight:
     """A parameter that knows where a checkpoint keeps it.
 
     names: checkpoint tensors, stacked along axis 0 in this order (fused projections have several).
-    shape: after stacking. rows: how many of them each name gives (None: equal shares). dtype: None
-    takes the model's; norms are kept in float32. offset: added at load (norms that store weight -
-    1). Tied weights are the same object in two layers.
+    shape: after stacking. role: what ops do with it. rows: how many of them each name gives (None:
+    equal shares). dtype: None takes the model's; norms are kept in float32. offset: added at load
+    (norms that store weight - 1). Tied weights have the same names and different roles.
     """
 
     def __init__(
         self,
         *names: str,
         shape: tuple[int, ...],
+        role: Role,
         rows: tuple[int, ...] | None = None,
         dtype: str | None = None,
         offset: float = 0.0,
     ) -> None:
         self.names = names
         self.shape = shape
+        self.role: Role = role
         self.rows = rows or (shape[0] // len(names),) * len(names)
         self.dtype = dtype
         self.offset = offset
@@ -54,17 +57,10 @@ class Layer:
     """
 
     def weights(self) -> Iterator[Weight]:
-        """Every declared weight, once each, in order of declaration."""
-        seen: set[int] = set()
-        for weight in self._walk():
-            if id(weight) not in seen:
-                seen.add(id(weight))
-                yield weight
-
-    def _walk(self) -> Iterator[Weight]:
+        """Every declared weight, in order of declaration."""
         for value in vars(self).values():
             for part in value if isinstance(value, list) else (value,):
                 if isinstance(part, Weight):
                     yield part
                 elif isinstance(part, Layer):
-                    yield from part._walk()
+                    yield from part.weights()

@@ -20,11 +20,11 @@ class Linear(Layer):
     ) -> None:
         rows = tuple(outputs.values())
         names = tuple(f"{name}.weight" for name in outputs)
-        self.weight = Weight(*names, shape=(sum(rows), in_features), rows=rows)
+        self.weight = Weight(*names, shape=(sum(rows), in_features), role="matrix", rows=rows)
         self.bias: Weight | None = None
         if has_bias:
             names = tuple(f"{name}.bias" for name in outputs)
-            self.bias = Weight(*names, shape=(sum(rows),), rows=rows)
+            self.bias = Weight(*names, shape=(sum(rows),), role="vector", rows=rows)
 
     def __call__(self, x: Array) -> Array:
         return linear(x, self.weight.array, None if self.bias is None else self.bias.array)

@@ -10,7 +10,9 @@ class RMSNorm(Layer):
     """RMS normalisation over the last axis. offset: 1 for families that store weight - 1."""
 
     def __init__(self, name: str, size: int, eps: float, *, offset: float = 0.0) -> None:
-        self.weight = Weight(f"{name}.weight", shape=(size,), dtype="float32", offset=offset)
+        self.weight = Weight(
+            f"{name}.weight", shape=(size,), role="vector", dtype="float32", offset=offset
+        )
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from octavo.core.model_spec import ModelSpec
 from octavo.layers.decoder import DecoderBlock
 from octavo.layers.embedding import Embedding
 from octavo.layers.head import Head
-from octavo.layers.layer import Layer
+from octavo.layers.layer import Layer, Weight
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RopeTable
 from octavo.ops import Array, BatchContext
@@ -38,7 +39,7 @@ class CausalLM(Layer):
         self.norm = norm
         self.head = head
         self.ignored = (*ignored, "*.rotary_emb.inv_freq")
-        if head.weight is embedding.table:
+        if head.is_tied:
             self.ignored += ("lm_head.weight",)
         ropes = self.rope_tables()
         # A scaled table may reach further than the config says; a plain one beside it has no limit
@@ -56,9 +57,18 @@ class CausalLM(Layer):
             x = block(x, ctx)
         return self.norm(x)
 
-    def logits(self, hidden: Array) -> Array:
-        """hidden (R, D) -> (R, V), in the model's dtype."""
-        return self.head(hidden)
+    def logits(self, hidden: Array, rows: Array) -> Array:
+        """hidden (T, D), rows (R,) int64: those wanted -> (R, V), in the model's dtype."""
+        return self.head(hidden, rows)
+
+    def tensors(self) -> Iterator[list[Weight]]:
+        """The weights grouped by the checkpoint tensors that they are made of: tied ones are
+        together, all others alone.
+        """
+        groups: dict[tuple[str, ...], list[Weight]] = {}
+        for weight in self.weights():
+            groups.setdefault(weight.names, []).append(weight)
+        yield from groups.values()
 
     @property
     def spec(self) -> ModelSpec:
@@ -67,7 +77,7 @@ class CausalLM(Layer):
             family=self.family,
             vocab_size=vocab_size,
             hidden_size=hidden_size,
-            num_parameters=sum(math.prod(weight.shape) for weight in self.weights()),
+            num_parameters=sum(math.prod(group[0].shape) for group in self.tensors()),
             max_position=self.max_position,
             layers=tuple(block.attention.spec for block in self.blocks),
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from octavo.core.dtypes import BYTES_PER_VALUE
 from octavo.core.errors import ConfigError
 from octavo.layers.layer import Weight
 from octavo.models.causal_lm import CausalLM
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 MAX_NAMES = 5
 """Tensors named in a message; further ones are counted."""
-
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class StoredTensor(Protocol):
@@ -43,32 +42,45 @@ class Checkpoint(Protocol):
     def read(self, name: str, rows: slice | None = None) -> np.ndarray: ...
 
 
+def weight_bytes(model: CausalLM, dtype: str) -> int:
+    """Memory of all weights, in `dtype` but for those that insist on their own."""
+    return sum(_num_bytes(group[0], dtype) for group in model.tensors())
+
+
 def load_weights(
     model: CausalLM,
     checkpoint: Checkpoint,
     backend: Backend,
     dtype: str,
     progress: Callable[[int, int], None] | None = None,
-    *,
-    num_positions: int | None = None,
 ) -> None:
-    """Fill every weight and rotary table of `model` with arrays of `backend`.
+    """Fill every weight of `model` with arrays of `backend`.
 
     dtype: of all weights that don't insist on their own. progress: called with the bytes loaded and
-    the bytes in all. num_positions: length of the rotary tables (None: all that the model reaches).
+    the bytes in all.
     Raises ConfigError that names missing, unexpected and wrongly shaped tensors before reading any.
     """
-    weights = list(model.weights())
-    _check(model, weights, checkpoint)
-    sizes = [math.prod(w.shape) * _ITEM_BYTES[w.dtype or dtype] for w in weights]
-    loaded, total = 0, sum(sizes)
-    for weight, size in zip(weights, sizes, strict=True):
-        weight.array = backend.from_host(_read(weight, checkpoint), weight.dtype or dtype)
-        loaded += size
+    _check(model, model.weights(), checkpoint)
+    loaded, total = 0, weight_bytes(model, dtype)
+    for group in model.tensors():
+        first = group[0]
+        roles = [weight.role for weight in group]
+        arrays = backend.load_weight(_read(first, checkpoint), roles, first.dtype or dtype)
+        for weight, array in zip(group, arrays, strict=True):
+            weight.array = array
+        loaded += _num_bytes(first, dtype)
         if progress is not None:
             progress(loaded, total)
+
+
+def make_rope_tables(model: CausalLM, backend: Backend, num_positions: int) -> None:
+    """Give the model's rotary tables `num_positions` rows."""
     for rope in model.rope_tables():
-        rope.array = backend.from_host(rope.compute(num_positions or model.max_position))
+        rope.array = backend.from_host(rope.compute(num_positions))
+
+
+def _num_bytes(weight: Weight, dtype: str) -> int:
+    return math.prod(weight.shape) * BYTES_PER_VALUE[weight.dtype or dtype]
 
 
 def _read(weight: Weight, checkpoint: Checkpoint) -> np.ndarray:

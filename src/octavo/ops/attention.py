@@ -11,9 +11,9 @@ from octavo.ops.op import op
 
 @op
 def write_kv(keys: Array, values: Array, cache: KVLayer, ctx: BatchContext) -> None:
-    """cache.keys[kv_slots[t] // B, kv_slots[t] % B] = keys[t], and the same for values.
+    """Keep keys[t] and values[t] at block kv_slots[t] // B, offset kv_slots[t] % B of the cache.
 
-    Shapes: keys, values (T, G, E); converted to the cache's dtype. No slot occurs twice.
+    Shapes: keys, values (T, G, E); converted to the cache's format. No slot occurs twice.
     """
     raise NotImplementedError
 
@@ -37,10 +37,8 @@ def paged_attention(
 
 
 @op
-def copy_blocks(keys: Array, values: Array, pairs: Sequence[tuple[int, int]]) -> None:
+def copy_blocks(cache: KVLayer, pairs: Sequence[tuple[int, int]]) -> None:
     """For each (source, target), in order: block `target` of the layer becomes a copy of block
     `source`.
-
-    Shapes: keys, values (N, B, G, E), of one layer.
     """
     raise NotImplementedError

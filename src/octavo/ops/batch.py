@@ -10,11 +10,12 @@ import numpy as np
 from octavo.ops.array import Array
 
 
-class KVLayer(NamedTuple):
-    """One layer's paged cache: keys and values, each (N, B, G, E)."""
+class KVLayer:
+    """One layer's paged cache: keys and values (N, B, G, E), laid out as its backend likes. Only
+    ops of that backend look inside.
+    """
 
-    keys: Array
-    values: Array
+    __slots__ = ()
 
 
 class HostBatch(NamedTuple):

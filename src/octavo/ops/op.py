@@ -1,17 +1,20 @@
 """What an op is, who implements it, and which implementation runs.
 
 An op is declared once, by a function without a body whose docstring is its formula. Implementations
-register for it under a backend; one per op and backend is chosen at start-up (`choose`), and a call
-goes to the one of the backend that owns the first argument. So a model is a plain function of ops,
-whatever array type flows through it.
+register for it under a backend and an array type. At start-up one of them is chosen for the target
+(device and dtype), and a call goes to the choice for the type of its first argument. So a model is
+a plain function of ops, whatever array type flows through it.
+
+Choices are the process's: models with different targets live side by side, but for one target a
+choice stays as it was first made.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from octavo.core.errors import ConfigError, InvariantError
 
@@ -23,13 +26,26 @@ OPS: dict[str, Op[..., Any]] = {}
 """All declared ops by name."""
 
 
+class Target(NamedTuple):
+    """What an implementation has to run on.
+
+    device: "cpu" or "cuda". dtype: of the activations, "float32", "bfloat16" or "float16".
+    """
+
+    device: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype} on {self.device}"
+
+
 @dataclass(frozen=True, slots=True)
 class Implementation:
     """One way to compute an op.
 
-    backend: "torch" or "native". name: unique within op and backend, e.g. "reference". array_type:
-    the class of the op's first argument. unsupported: asked at start-up; None if it runs on this
-    machine, else the reason why not.
+    backend: "torch" or "native". name: unique within op, backend and array type, e.g. "reference".
+    array_type: the class of the op's first argument. unsupported: asked at start-up; None if it
+    runs on this machine for the target, else the reason why not.
     rank: of those that run, the highest is the automatic choice.
     """
 
@@ -38,13 +54,15 @@ class Implementation:
     name: str
     array_type: type
     function: Callable[..., Any]
-    unsupported: Callable[[], str | None]
+    unsupported: Callable[[Target], str | None]
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The outcome for one op: what runs, and why; `rejected` says of each other one why not."""
+    """The outcome for one op, array type and target: what runs, and why; `rejected` says of each
+    other one why not.
+    """
 
     op: str
     implementation: Implementation
@@ -53,57 +71,95 @@ class Choice:
 
 
 class Op(Generic[P, R]):
-    """A declared op; calling it runs the chosen implementation of the backend that owns its first
-    argument.
-    """
+    """A declared op. Calling it, with the first argument by position, runs what was chosen."""
 
     def __init__(self, declaration: Callable[P, R]) -> None:
         self.name = declaration.__name__
         self.__doc__ = declaration.__doc__
         self.signature = inspect.signature(declaration)
         self.implementations: list[Implementation] = []
+        self._by_target: dict[type, dict[Target, Implementation]] = {}
         self._chosen: dict[type, Callable[..., R]] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             function = self._chosen[type(args[0])]
-        except KeyError:
-            raise InvariantError(
-                f"op {self.name}: nothing chosen for arrays of type {type(args[0]).__name__}"
-            ) from None
+        except (IndexError, KeyError):
+            raise InvariantError(self._why_not(args)) from None
         return function(*args, **kwargs)
 
-    def choose(self, backend: str, name: str | None = None) -> Choice:
-        """Decide what runs for `backend`: the one called `name` (an error if it can't), else the
-        best that can.
+    def _why_not(self, args: tuple[object, ...]) -> str:
+        if not args:
+            return f"op {self.name}: the first argument must be given by position"
+        return f"op {self.name}: nothing chosen for arrays of type {type(args[0]).__name__}"
+
+    def choices(self, backend: str, target: Target, name: str | None = None) -> list[Choice]:
+        """What would run, for each array type of `backend`: the one called `name` (an error if it
+        can't), else the best that can.
         """
         candidates = [i for i in self.implementations if i.backend == backend]
-        reasons = {i.name: i.unsupported() for i in candidates}
-        if name is not None:
-            if name not in reasons:
-                known = ", ".join(reasons)
-                raise ConfigError(
-                    f"op {self.name} has no {backend} implementation {name!r}; there are: {known}"
-                )
-            if reasons[name] is not None:
-                raise ConfigError(
-                    f"op {self.name}: {backend} {name!r} can't run here: {reasons[name]}"
-                )
-        able = [i for i in candidates if reasons[i.name] is None and name in (None, i.name)]
+        if name is not None and name not in (known := [i.name for i in candidates]):
+            raise ConfigError(
+                f"op {self.name} has no {backend} implementation {name!r}; there are: "
+                f"{', '.join(dict.fromkeys(known))}"
+            )
+        by_type: dict[type, list[Implementation]] = {}
+        for candidate in candidates:
+            by_type.setdefault(candidate.array_type, []).append(candidate)
+        return [self._best(group, target, name) for group in by_type.values()]
+
+    def _best(self, group: list[Implementation], target: Target, name: str | None) -> Choice:
+        reasons = {i.name: i.unsupported(target) for i in group}
+        asked = name if name in reasons else None  # of the backend's other array type
+        if asked is not None and reasons[asked] is not None:
+            raise ConfigError(
+                f"op {self.name}: {asked!r} can't run {target}: {reasons[asked]}; leave it out of "
+                "--kernels, or choose another"
+            )
+        able = [i for i in group if reasons[i.name] is None and asked in (None, i.name)]
         if not able:
-            raise InvariantError(f"op {self.name} has no {backend} implementation that runs here")
+            raise InvariantError(f"op {self.name} has no implementation that runs {target}")
         best = max(able, key=lambda i: i.rank)
-        self._chosen[best.array_type] = best.function
         rejected = tuple(
-            (i.name, reasons[i.name] or ("not asked for" if name else f"slower than {best.name}"))
-            for i in candidates
+            (i.name, reasons[i.name] or ("not asked for" if asked else f"slower than {best.name}"))
+            for i in group
             if i is not best
         )
-        if name is not None:
+        if asked is not None:
             reason = "asked for"
         else:
-            reason = "the only one" if len(candidates) == 1 else "the fastest that runs here"
+            reason = "the only one" if len(group) == 1 else "the fastest that runs here"
         return Choice(self.name, best, reason, rejected)
+
+    def check_free(self, choice: Choice, target: Target) -> None:
+        """Raises ConfigError if the process has chosen otherwise."""
+        taken = self._by_target.get(choice.implementation.array_type, {}).get(target)
+        if taken is not None and taken is not choice.implementation:
+            raise ConfigError(
+                f"op {self.name} already runs {taken.name!r} {target} in this process, for another "
+                f"model; {choice.implementation.name!r} needs a process of its own, or the same "
+                "kernels for both"
+            )
+
+    def install(self, choice: Choice, target: Target, target_of: Callable[[Any], Target]) -> None:
+        """Let calls with such arrays go to the choice. target_of: tells an array's target; asked
+        only once targets with different choices live in the process.
+        """
+        array_type = choice.implementation.array_type
+        by_target = self._by_target.setdefault(array_type, {})
+        by_target[target] = choice.implementation
+        if len({id(i) for i in by_target.values()}) == 1:
+            self._chosen[array_type] = choice.implementation.function
+            return
+
+        def by_array(*args: Any, **kwargs: Any) -> R:
+            actual = target_of(args[0])
+            if actual not in by_target:
+                raise InvariantError(f"op {self.name}: nothing chosen for {actual}")
+            result: R = by_target[actual].function(*args, **kwargs)
+            return result
+
+        self._chosen[array_type] = by_array
 
 
 def op(declaration: Callable[P, R]) -> Op[P, R]:
@@ -121,7 +177,7 @@ def implements(
     backend: str,
     array_type: type,
     name: str = "reference",
-    unsupported: Callable[[], str | None] = lambda: None,
+    unsupported: Callable[[Target], str | None] = lambda _: None,
     rank: int = 0,
 ) -> Callable[[F], F]:
     """Register the decorated function as an implementation of `target`. Its parameters must be the
@@ -143,10 +199,24 @@ def implements(
     return register
 
 
-def choose_all(backend: str, asked: dict[str, str] | None = None) -> Iterator[Choice]:
-    """Decide for every op that `backend` implements. asked: op name to implementation name."""
-    asked = asked or {}
+def choose_all(
+    backend: str,
+    target: Target,
+    asked: Mapping[str, str],
+    target_of: Callable[[Any], Target],
+) -> tuple[Choice, ...]:
+    """Decide for every op that `backend` implements, and let calls go there; nothing is changed if
+    one can't be. asked: op name to implementation name.
+    """
     if unknown := asked.keys() - OPS.keys():
         raise ConfigError(f"unknown op {sorted(unknown)[0]!r}; ops: {', '.join(sorted(OPS))}")
-    for declared in OPS.values():
-        yield declared.choose(backend, asked.get(declared.name))
+    choices = tuple(
+        choice
+        for declared in OPS.values()
+        for choice in declared.choices(backend, target, asked.get(declared.name))
+    )
+    for choice in choices:
+        OPS[choice.op].check_free(choice, target)
+    for choice in choices:
+        OPS[choice.op].install(choice, target, target_of)
+    return choices

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from octavo.core.model_spec import KVFormat
 from octavo.core.step import ScheduledStep, SequenceOutput, StepOutput, TokenLogprobs
 from octavo.models.causal_lm import CausalLM
-from octavo.ops import Array, copy_blocks, non_finite_rows, take_rows
+from octavo.ops import Array, copy_blocks, non_finite_rows, split_columns
 from octavo.ops.backend import Backend
 from octavo.runner.batch import StepBatch, build_batch
 from octavo.runner.slots import Slots
@@ -27,21 +28,23 @@ class ModelRunner:
         *,
         num_blocks: int,
         block_size: int,
-        kv_dtype: str,
+        kv_format: KVFormat,
         max_num_seqs: int,
         max_model_len: int,
         vocab_size: int,
     ) -> None:
-        """vocab_size: of the tokenizer; see Sampler. Raises ConfigError if there is no memory for
-        the KV cache.
+        """vocab_size: of the tokenizer. Logits of a model may be wider by padding, which is cut off
+        before anything looks at them. Raises ConfigError if there is no memory for the KV cache.
         """
         self.num_blocks = num_blocks
         self._forward = backend.compile(model.forward)
-        self._head = backend.compile(model.logits)
+        self._head = backend.compile(self._logits_of_vocabulary)
+        self._model = model
+        self._vocab_size = vocab_size
         self._backend = backend
         self._block_size = block_size
         heads = [(layer.num_kv_heads, layer.head_dim) for layer in model.spec.layers]
-        self._kv_layers = backend.allocate_kv(num_blocks, block_size, heads, kv_dtype)
+        self._kv_layers = backend.allocate_kv(num_blocks, block_size, heads, kv_format)
         self._slots = Slots(max_num_seqs, max_model_len, block_size)
         self._sampler = Sampler(backend, max_num_seqs=max_num_seqs, vocab_size=vocab_size)
 
@@ -72,7 +75,7 @@ class ModelRunner:
         if step.block_copies:
             pairs = [(copy.source, copy.target) for copy in step.block_copies]
             for layer in self._kv_layers:
-                copy_blocks(layer.keys, layer.values, pairs)
+                copy_blocks(layer, pairs)
             for copy in step.block_copies:
                 self._slots.replace_block(copy.slot, copy.index, copy.target)
 
@@ -119,7 +122,10 @@ class ModelRunner:
         return output._replace(prompt_logprobs=tuple(records))
 
     def _logits(self, hidden: Array, rows: np.ndarray) -> Array:
-        """Logits of the hidden states' `rows` (R,) int64, sorted and unique -> (R, V)."""
-        if len(rows) < hidden.shape[0]:
-            hidden = take_rows(hidden, self._backend.from_host(rows))
-        return self._head(hidden)
+        """Logits of the hidden states' `rows` (R,) int64 -> (R, V), V the tokenizer's."""
+        return self._head(hidden, self._backend.from_host(rows))
+
+    def _logits_of_vocabulary(self, hidden: Array, rows: Array) -> Array:
+        logits = self._model.logits(hidden, rows)
+        padding = logits.shape[1] - self._vocab_size
+        return split_columns(logits, (self._vocab_size, padding))[0] if padding else logits

@@ -13,8 +13,8 @@ ALL_TOKENS = -1
 def token_logprobs(logits: Array, tokens: np.ndarray, num_top: int) -> list[TokenLogprobs]:
     """Log-probabilities of tokens[r] and of the `num_top` likeliest tokens under logits[r].
 
-    num_top: ALL_TOKENS or more than exist gives the whole vocabulary. Shapes: logits (R, V), tokens
-    (R,) int64 -> R records.
+    num_top: ALL_TOKENS or more than exist gives the whole vocabulary. Shapes: logits (R, V), V the
+    tokenizer's vocabulary, tokens (R,) int64 -> R records.
     """
     vocab_size = logits.shape[1]
     num_top = vocab_size if num_top == ALL_TOKENS else min(num_top, vocab_size)

@@ -8,14 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.core.step import SlotBinding, TokenLogprobs
-from octavo.ops import (
-    Array,
-    adjust_logits,
-    non_finite_rows,
-    sample,
-    split_columns,
-    take_rows,
-)
+from octavo.ops import Array, adjust_logits, non_finite_rows, sample, take_rows
 from octavo.ops.backend import Backend
 from octavo.sampling.edits import SequenceEdits, merge_edits
 from octavo.sampling.logprobs import token_logprobs
@@ -54,9 +47,7 @@ class Sampler:
     """
 
     def __init__(self, backend: Backend, *, max_num_seqs: int, vocab_size: int) -> None:
-        """vocab_size: of the tokenizer. Logits may be wider by padding; those ids are never
-        sampled.
-        """
+        """vocab_size: V, of the tokenizer."""
         self._backend = backend
         self._vocab_size = vocab_size
         self._temperature = np.zeros(max_num_seqs, np.float32)
@@ -82,8 +73,9 @@ class Sampler:
     def sample(self, logits: Array, slots: np.ndarray, positions: np.ndarray) -> SampledRows:
         """Choose one token per row. `logits` is used up: its memory may be written to.
 
-        positions: of the tokens to be chosen. Shapes: logits (R, V), V at least the tokenizer's
-        vocabulary; slots, positions (R,) int64.
+        positions: of the tokens to be chosen. Log-probabilities are those of the logits as given,
+        over the tokenizer's vocabulary: before penalties, biases, temperature and filters.
+        Shapes: logits (R, V); slots, positions (R,) int64.
         """
         broken = non_finite_rows(logits)
         errors = {
@@ -97,8 +89,6 @@ class Sampler:
         ]
         edits = merge_edits(edited, len(slots))
         groups = self._rows_for_logprobs(logits, slots, copy=edits is not None)
-        if padding := logits.shape[1] - self._vocab_size:
-            logits, _ = split_columns(logits, (self._vocab_size, padding))
         if edits is not None:
             logits = adjust_logits(logits, edits)
             impossible = non_finite_rows(logits) & ~broken

@@ -55,7 +55,10 @@ class Scheduler:
     ) -> None:
         self._pool = pool
         self._policy = policy
-        self._residency = Residency(pool, block_size, max_num_seqs)
+        # Each running sequence gets a token in every step: nobody starves behind earlier ones, and
+        # a higher rank always finds a slot to take.
+        num_slots = min(max_num_seqs, max_num_batched_tokens)
+        self._residency = Residency(pool, block_size, num_slots)
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._max_num_queued_reqs = max_num_queued_reqs

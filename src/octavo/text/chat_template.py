@@ -13,7 +13,8 @@ import jinja2
 from octavo.core.errors import ConfigError, RequestError
 from octavo.text.control_text import ControlTextGuard, unused_noncharacters
 from octavo.text.messages import ContentFormat, ContentShape, prepare_messages
-from octavo.text.template_sandbox import TemplateEnvironment, metered
+from octavo.text.template_meter import metered
+from octavo.text.template_sandbox import TemplateEnvironment
 from octavo.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -29,8 +30,10 @@ _TEMPLATE_FAULTS = (
     LookupError,
     ArithmeticError,
     AttributeError,
+    AssertionError,  # how jinja's filters check their arguments
     RecursionError,
 )
+_MAX_FAULT_CHARS = 1000
 
 
 @cache
@@ -177,6 +180,24 @@ class ChatTemplate:
             )
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
+    def continued_text(self, message: Mapping[str, Any], *, has_tools: bool = False) -> str:
+        """The text of `message` in the prompt, which `continue_final_message` leaves open.
+
+        Parts that the template gets one by one are taken to follow one another.
+        """
+        [prepared] = prepare_messages([message], self._compiled(has_tools).shape)
+        content = prepared.get("content") or ""
+        return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+    def _compiled(self, has_tools: bool) -> _Compiled:
+        compiled = self._tool_use if has_tools else self._default
+        if compiled is None:
+            raise RequestError(
+                "This model has no chat template, so it can't take chat messages; start the server "
+                "with `--chat-template FILE` to give it one, or use /v1/completions."
+            )
+        return compiled
+
     def _render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -189,12 +210,7 @@ class ChatTemplate:
         guarded: bool,
     ) -> tuple[str, str]:
         """(rendered text, the guard character that marks control text of the request in it)."""
-        compiled = self._tool_use if tools else self._default
-        if compiled is None:
-            raise RequestError(
-                "This model has no chat template, so it can't take chat messages; start the server "
-                "with `--chat-template FILE` to give it one, or use /v1/completions."
-            )
+        compiled = self._compiled(bool(tools))
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "`continue_final_message` and `add_generation_prompt` exclude each other; set the "
@@ -225,7 +241,7 @@ class ChatTemplate:
                     variables, add_generation_prompt=add_generation_prompt
                 )
         except _TEMPLATE_FAULTS as error:
-            said = str(error).replace(guard, "").replace(mark, "")
+            said = str(error)[:_MAX_FAULT_CHARS].replace(guard, "").replace(mark, "")
             raise RequestError(
                 f"The chat template refused the request: {said}", param="messages"
             ) from error

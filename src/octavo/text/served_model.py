@@ -29,7 +29,7 @@ class ServedModel:
     names: tuple[str, ...]
     root: str
     tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
+    chat_template: ChatTemplate
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
@@ -48,60 +48,79 @@ class ServedModel:
         request_id: str,
         prompt_token_ids: Sequence[int],
         sampling: SamplingParams,
+        **options: Any,
+    ) -> Request:
+        """One request; see `requests`."""
+        return self.requests([(request_id, prompt_token_ids)], sampling, **options)[0]
+
+    def requests(
+        self,
+        prompts: Sequence[tuple[str, Sequence[int]]],
+        sampling: SamplingParams,
         *,
         priority: int = 0,
         arrival_time: float = 0.0,
         cache_salt: str = "",
         clamp_max_tokens: bool = False,
-    ) -> Request:
-        """A checked request.
+    ) -> list[Request]:
+        """A checked request for each (request id, prompt's token ids), all with the same sampling.
 
         max_tokens None means all the room that the context leaves; a larger number than that is an
         error, or is lowered to it under `clamp_max_tokens`. Raises RequestError.
         """
         sampling.check_vocabulary(self.vocab_size, self.max_logprobs)
-        self.check_prompt(prompt_token_ids)
-        num_prompt, limit = len(prompt_token_ids), self.max_model_len
+        bad_words_ids = self._bad_words_ids(sampling)
+        for _, token_ids in prompts:
+            self.check_prompt(token_ids)
+        return [
+            Request(
+                request_id=request_id,
+                prompt_token_ids=tuple(token_ids),
+                sampling=sampling,
+                max_tokens=self._max_tokens(sampling, len(token_ids), clamp_max_tokens),
+                seed=self.draw_seed() if sampling.seed is None else sampling.seed,
+                eos_token_ids=frozenset() if sampling.ignore_eos else self.eos_token_ids,
+                bad_words_ids=bad_words_ids,
+                priority=priority,
+                arrival_time=arrival_time,
+                cache_salt=cache_salt,
+            )
+            for request_id, token_ids in prompts
+        ]
+
+    def _max_tokens(self, sampling: SamplingParams, num_prompt: int, clamp: bool) -> int:
+        limit = self.max_model_len
         room = limit - num_prompt
         max_tokens = room if sampling.max_tokens is None else sampling.max_tokens
-        if max_tokens > room:
-            if not clamp_max_tokens:
-                raise RequestError(
-                    f"This model's maximum context length is {limit} tokens. However, you "
-                    f"requested {max_tokens} output tokens and your prompt contains {num_prompt} "
-                    f"input tokens, a total of {num_prompt + max_tokens}. Please reduce max_tokens "
-                    f"to at most {room} or shorten the prompt.",
-                    param="max_tokens",
-                )
-            max_tokens = room
+        if max_tokens > room and not clamp:
+            raise RequestError(
+                f"This model's maximum context length is {limit} tokens. However, you requested "
+                f"{max_tokens} output tokens and your prompt contains {num_prompt} input tokens, "
+                f"a total of {num_prompt + max_tokens}. Please reduce max_tokens to at most {room} "
+                "or shorten the prompt.",
+                param="max_tokens",
+            )
+        max_tokens = min(max_tokens, room)
         if sampling.min_tokens > max_tokens:
             raise RequestError(
                 f"min_tokens must be at most the {max_tokens} tokens that may be generated here, "
                 f"got {sampling.min_tokens}",
                 param="min_tokens",
             )
-        return Request(
-            request_id=request_id,
-            prompt_token_ids=tuple(prompt_token_ids),
-            sampling=sampling,
-            max_tokens=max_tokens,
-            seed=self.draw_seed() if sampling.seed is None else sampling.seed,
-            eos_token_ids=frozenset() if sampling.ignore_eos else self.eos_token_ids,
-            bad_words_ids=self._bad_words_ids(sampling),
-            priority=priority,
-            arrival_time=arrival_time,
-            cache_salt=cache_salt,
-        )
+        return max_tokens
 
     def check_prompt(self, token_ids: Sequence[int]) -> None:
         """Raises RequestError if it is empty, too long, or has ids that the model lacks."""
         if not token_ids:
             raise RequestError("the prompt has no tokens; give at least one", param="prompt")
         if len(token_ids) >= self.max_model_len:
+            excess = "exceeds this limit even without any output tokens"
+            if len(token_ids) == self.max_model_len:
+                excess = "leaves no room for output tokens"
             raise RequestError(
                 f"This model's maximum context length is {self.max_model_len} tokens. However, "
-                f"your prompt contains {len(token_ids)} input tokens, which exceeds this limit "
-                "even without any output tokens. Please reduce the length of the input prompt.",
+                f"your prompt contains {len(token_ids)} input tokens, which {excess}. "
+                "Please reduce the length of the input prompt.",
                 param="prompt",
             )
         if max(token_ids) >= self.vocab_size or min(token_ids) < 0:

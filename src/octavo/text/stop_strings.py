@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from octavo.core.errors import RequestError
 
@@ -19,6 +20,7 @@ class _Pattern:
     borders: tuple[int, ...]
 
     @classmethod
+    @lru_cache(maxsize=256)  # the choices of a request share them, and so do many requests
     def of(cls, text: str) -> _Pattern:
         borders = [0, 0]
         k = 0

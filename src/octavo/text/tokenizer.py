@@ -13,16 +13,18 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tokenizers
 
 from octavo.core.errors import ConfigError, RequestError
-from octavo.text.gguf_tokenizer import tokenizer_from_gguf
+from octavo.text.gguf_tokenizer import GGUFKeys, tokenizer_from_gguf
 from octavo.text.pieces import PieceAlphabet
 
 if TYPE_CHECKING:
     from octavo.weights import TextAssets
+
+_T = TypeVar("_T")
 
 _NAMED_TOKENS = (
     "bos_token",
@@ -99,10 +101,7 @@ class Tokenizer:
             named = _apply_config(tokenizer, assets.tokenizer_config)
             return cls(tokenizer, named_tokens=named, model_vocab_size=model_vocab_size)
         if assets.gguf is not None and "tokenizer.ggml.tokens" in assets.gguf:
-            ggml = {
-                key.removeprefix("tokenizer.ggml."): value for key, value in assets.gguf.items()
-            }
-            return cls._from_gguf(ggml, model_vocab_size)
+            return cls._from_gguf(GGUFKeys(assets.gguf), model_vocab_size)
         raise ConfigError(
             "The model has no tokenizer.json; if it has only a SentencePiece tokenizer.model, "
             "convert it once with "
@@ -111,24 +110,16 @@ class Tokenizer:
         )
 
     @classmethod
-    def _from_gguf(cls, ggml: Mapping[str, Any], model_vocab_size: int | None) -> Tokenizer:
-        tokens: Sequence[str] = ggml["tokens"]
-        ids: dict[str, int] = {}
-        for key in (*_GGUF_NAMES, *_GGUF_ENDS):
-            token_id = ggml.get(key)
-            if token_id is not None:
-                if not 0 <= token_id < len(tokens):
-                    raise ConfigError(
-                        f"tokenizer.ggml.{key} is {token_id}, but the GGUF file has {len(tokens)} "
-                        "tokens; convert the model again."
-                    )
-                ids[key] = int(token_id)
+    def _from_gguf(cls, keys: GGUFKeys, model_vocab_size: int | None) -> Tokenizer:
+        ids = {key: keys.token_id(key) for key in (*_GGUF_NAMES, *_GGUF_ENDS)}
         return cls(
-            tokenizer_from_gguf(ggml),
+            tokenizer_from_gguf(keys),
             named_tokens={
-                name: tokens[ids[key]] for key, name in _GGUF_NAMES.items() if key in ids
+                name: keys.tokens[i]
+                for key, name in _GGUF_NAMES.items()
+                if (i := ids[key]) is not None
             },
-            eos_ids=dict.fromkeys(ids[key] for key in _GGUF_ENDS if key in ids),
+            eos_ids=dict.fromkeys(i for key in _GGUF_ENDS if (i := ids[key]) is not None),
             model_vocab_size=model_vocab_size,
         )
 
@@ -295,15 +286,16 @@ def _apply_config(tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any]) ->
         name: text for name in _NAMED_TOKENS if (text := _content(config.get(name))) is not None
     }
     listed = dict.fromkeys(named.values())
-    for entry in config.get("additional_special_tokens") or ():
+    for entry in _member(config, "additional_special_tokens", list):
         if (text := _content(entry)) is not None:
             listed[text] = None
-    for token_id, entry in (config.get("added_tokens_decoder") or {}).items():
+    for token_id, entry in _member(config, "added_tokens_decoder", dict).items():
         text = _content(entry)
         if (
             text is not None
+            and isinstance(entry, Mapping)
             and entry.get("special")
-            and tokenizer.token_to_id(text) == int(token_id)
+            and str(tokenizer.token_to_id(text)) == token_id
         ):
             listed[text] = None
     added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
@@ -317,6 +309,17 @@ def _apply_config(tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any]) ->
         control.append(token)
     tokenizer.add_special_tokens(control)
     return named
+
+
+def _member(config: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
+    """A list or an object of tokenizer_config.json; empty where it has none."""
+    value = config.get(key) or kind()
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"tokenizer_config.json has {value!r:.80} as {key}, not a JSON "
+            f"{'list' if kind is list else 'object'}; fetch the file again."
+        )
+    return value
 
 
 def _content(entry: object) -> str | None:

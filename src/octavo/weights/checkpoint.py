@@ -50,7 +50,7 @@ class Checkpoint(Protocol):
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:
         """The tensor, or only `rows` of its first axis, from the pages that hold them.
 
-        float32, float16 and bfloat16 (ml_dtypes) come as stored; GGUF's quantized types as float32.
+        Types that numpy or ml_dtypes have come as stored; GGUF's quantized types as float32.
         The array may share memory with the mapped file: writing to it never reaches the file.
         May be called from several threads at once. Raises ConfigError for a name not in `tensors`.
         """

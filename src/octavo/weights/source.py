@@ -41,7 +41,9 @@ def open_checkpoint(
     if model == DEFAULT:
         from octavo.weights import default_model
 
-        return GGUFCheckpoint(default_model.fetch(), default_model.NAME)
+        checkpoint = GGUFCheckpoint(default_model.fetch(), default_model.NAME)
+        checkpoint.generation_config |= default_model.GENERATION_CONFIG
+        return checkpoint
     if not model:
         raise ConfigError(f"the model has no name; {_FORMS}")
     path = Path(os.path.expanduser(model))  # Path.expanduser raises for a user that is not there

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -77,7 +77,7 @@ def test_a_terminal_goes_on_after_errors_and_interruptions(
             if messages[-1]["content"] == "stop me":
                 raise KeyboardInterrupt
 
-    lines = iter(["so bad", "stop me", "fine"])
+    lines = iter(["so bad", "stop me", "fine", "/exit"])
     monkeypatch.setattr("sys.stdin", Terminal())
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     conversation = Conversation(Interrupted())
@@ -87,6 +87,34 @@ def test_a_terminal_goes_on_after_errors_and_interruptions(
     captured = capsys.readouterr()
     assert "Chatting with echo" in captured.err
     assert "error: bad is refused" in captured.err
+
+
+@pytest.mark.parametrize("command", ["/help", "/quit", "/?"])
+def test_an_unknown_command_shows_the_commands(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_in(monkeypatch, f"{command}\n/etc/hosts has names\n")
+    conversation = Conversation(Echo())
+    conversation.run()
+    assert conversation.messages[0]["content"] == "/etc/hosts has names"
+    assert "/clear forgets all, /exit or Ctrl-D ends" in capsys.readouterr().err
+
+
+def test_ctrl_c_drops_the_line_that_is_typed_and_ends_at_an_empty_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = iter(["half a line", ""])
+
+    def interrupted(prompt: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("builtins.input", interrupted)
+    monkeypatch.setattr("readline.get_line_buffer", lambda: next(typed))
+    with pytest.raises(KeyboardInterrupt):
+        Conversation(Echo()).run()
+    assert list(typed) == []
+    assert capsys.readouterr().err.endswith("\n\n\n")  # the prompt comes, and the end, on new lines
 
 
 def test_speed_counts_from_the_first_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +194,14 @@ def test_a_server_is_asked_for_its_first_model() -> None:
 
 
 @pytest.mark.parametrize(
+    "shorten", [lambda url: url.removesuffix("/v1"), lambda url: url.removeprefix("http://")]
+)
+def test_a_bare_address_is_enough(shorten: Callable[[str], str]) -> None:
+    with serve(MODELS) as (url, _), remote(shorten(url)) as model:
+        assert model.name == "first"
+
+
+@pytest.mark.parametrize(
     ("status", "reply", "message"),
     [
         (400, '{"error": {"message": "too long"}}', r"the server says: too long \(HTTP 400\)"),
@@ -199,7 +235,9 @@ def test_a_server_without_a_model_is_said(status: int, reply: str, message: str)
         pass
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "localhost:8000/v1"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1/v1", "127.0.0.1:1", "ftp://127.0.0.1:1/v1", ""]
+)
 def test_no_server_is_one_clear_line(url: str) -> None:
     with pytest.raises(ConfigError, match=r"there is no server at .*octavo serve"), remote(url):
         pass

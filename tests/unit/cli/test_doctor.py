@@ -10,6 +10,7 @@ import pytest
 
 from octavo.cli.doctor import collect
 from octavo.cli.main import main
+from octavo import machine
 from octavo.weights import Checkpoint
 
 
@@ -26,12 +27,30 @@ def test_the_report_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(report) == ["octavo", "machine", "limits", "compute", "serving", "default model"]
     assert report["octavo"]["torch"][0].isdigit()
     assert report["machine"]["memory"].endswith("GiB")
-    assert report["limits"]["cores of this process"] >= 1
+    assert report["limits"]["usable cores"] >= 1
     assert "torch" in report["compute"]["cpu"]
     assert report["serving"]["environment"] == ["OCTAVO_PORT=9", "OCTAVO_API_KEY=***"]
     assert "hush" not in json.dumps(report)
 
     assert report["default model"] == {"file": "not in the cache; fetched at first use"}
+
+
+def test_limits_are_those_that_the_engine_goes_by(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = {
+        "proc/meminfo": "MemAvailable: 8388608 kB",
+        "proc/self/cgroup": "0::/pod/container",
+        "sys/fs/cgroup/pod/memory.max": str(4 << 30),
+        "sys/fs/cgroup/pod/memory.current": str(1 << 30),
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(machine, "_ROOT", tmp_path)
+    report = collect()
+    assert report["limits"]["memory limit"] == "4.0 GiB"
+    assert report["compute"]["cpu"].endswith("3.0 GiB free")
 
 
 @pytest.mark.real

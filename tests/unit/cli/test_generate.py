@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from octavo.cli.chat import LocalModel
 from octavo.cli.main import main
+from octavo.config import Config
 from support.checkpoints import make_checkpoint, write_tokenizer
 
 
@@ -60,4 +62,11 @@ def test_chat_answers_and_tells_its_speed(
     assert main([*command, *GREEDY, *SMALL]) == 0
     captured = capsys.readouterr()
     assert captured.out
+    assert captured.err.startswith(f"Loading {tiny_model}")
     assert "first token after" in captured.err
+
+
+def test_chat_names_the_model_as_a_server_would(tiny_model: str) -> None:
+    config = Config.from_flat({"model": tiny_model, "kv_cache_memory_bytes": 2**23})
+    with LocalModel(config, {}) as model:
+        assert model.name == Path(tiny_model).name

@@ -40,6 +40,23 @@ def test_help_shows_every_knob_whole(capsys: pytest.CaptureFixture[str]) -> None
         assert section in help_text
 
 
+@pytest.mark.parametrize("verb", ["generate", "chat"])
+def test_help_leaves_out_what_only_a_server_does(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([verb, "--help"])
+    help_text = capsys.readouterr().out
+    assert "--max-num-seqs" in help_text
+    for flag in ("--served-model-name", "--scheduling-policy", "--max-num-queued-reqs", "--port"):
+        assert flag not in help_text
+
+
+def test_python_runs_it_as_a_module() -> None:
+    command = [sys.executable, "-m", "octavo", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"octavo {octavo.__version__}\n"
+
+
 def test_a_boolean_has_both_flags(capsys: pytest.CaptureFixture[str]) -> None:
     main(["serve", "--help"])
     assert "--enable-prefix-caching / --no-enable-prefix-caching" in capsys.readouterr().out
@@ -50,6 +67,12 @@ def test_a_boolean_has_both_flags(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["serve", "--max-num-seq", "3"], 2, "--max-num-seqs"),
         (["serve", "--tensor-paralel-size", "2"], 2, "No such option: --tensor-paralel-size"),
+        (["serve", "--tensor_parallel_size=2"], 2, "error: --tensor-parallel-size: not built yet"),
+        (["serve", "-tp", "2"], 2, "error: -tp: not built yet; Octavo computes on one device\n"),
+        (["serve", "-c", "4096"], 2, "error: -c: use --max-model-len\n"),
+        (["serve", "--no-enable-chunked-prefill"], 2, "-prefill: always on"),
+        (["chat", "-q"], 2, "Option '-q' requires an argument"),
+        (["generate", "x", "--served-model-name", "m"], 2, "No such option: --served-model-name"),
         (["sevre"], 2, "Did you mean 'serve'?"),
         (["generate"], 2, "Missing argument"),
         (["generate", "a", "b", "c"], 2, "quote the prompt"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from octavo.core.errors import ConfigError
-from octavo.models.loader import load_weights
+from octavo.models.loader import load_weights, make_rope_tables, weight_bytes
 from octavo.models.registry import build_model
 from octavo.weights import TensorSpec
 from support.configs import LLAMA
@@ -67,12 +67,26 @@ def test_norms_stay_in_float32_and_get_their_offset(checkpoint: MemoryCheckpoint
     assert torch_backend().to_host(model.embedding.table.array).dtype.name == "bfloat16"
 
 
-def test_rotary_tables_have_the_length_asked_for(checkpoint: MemoryCheckpoint) -> None:
+def test_rotary_tables_have_the_length_asked_for() -> None:
     model = build_model(LLAMA)
-    load_weights(model, checkpoint, torch_backend(), "float32")
-    assert model.rope_tables()[0].array.shape == (512, 16)
-    load_weights(model, checkpoint, torch_backend(), "float32", num_positions=40)
+    make_rope_tables(model, torch_backend(), 40)
     assert model.rope_tables()[0].array.shape == (40, 16)
+
+
+def test_a_tied_tensor_is_read_once_for_both_its_roles(checkpoint: MemoryCheckpoint) -> None:
+    model = build_model(LLAMA | {"tie_word_embeddings": True})
+    load_weights(model, checkpoint, torch_backend(), "bfloat16")
+    table, matrix = model.embedding.table, model.head.weight
+    assert (table.role, matrix.role) == ("table", "matrix")
+    assert table.array is matrix.array
+    assert checkpoint.num_reads == len(checkpoint.arrays) - 1  # all but lm_head.weight
+
+
+def test_weight_bytes_before_loading() -> None:
+    spec = build_model(LLAMA).spec
+    assert weight_bytes(build_model(LLAMA), "float32") == 4 * spec.num_parameters
+    in_norms = 64 * (2 * len(spec.layers) + 1)  # norms stay in float32
+    assert weight_bytes(build_model(LLAMA), "bfloat16") == 2 * (spec.num_parameters + in_norms)
 
 
 def test_progress_ends_at_the_total(checkpoint: MemoryCheckpoint) -> None:

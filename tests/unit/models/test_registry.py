@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.core.errors import ConfigError
+from octavo.core.model_spec import KVFormat
 from octavo.models.registry import architectures, build_model
 from support.configs import LLAMA
 
@@ -32,7 +33,7 @@ def test_spec() -> None:
     assert [(a.num_heads, a.num_kv_heads, a.head_dim, a.window) for a in spec.layers] == (
         [(4, 2, 16, None)] * 2
     )
-    assert spec.kv_bytes_per_token(2) == 2 * 2 * 2 * 16 * 2
+    assert spec.kv_bytes_per_token(KVFormat("bfloat16")) == 2 * 2 * 2 * 16 * 2
 
 
 def test_tied_weights_count_once() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from pathlib import Path
+from typing import cast
 
 import ml_dtypes
 import numpy as np
@@ -13,11 +12,12 @@ import torch
 
 from octavo import ops
 from octavo.core.errors import ConfigError
-from octavo.ops.torch import machine
+from octavo.core.model_spec import KVFormat
 from octavo.ops.torch.backend import TorchBackend
-from support.forward import host_batch
+from octavo.ops.torch.batch import TorchKVLayer
+from support.forward import host_batch, torch_backend
 
-BACKEND = TorchBackend(device="cpu")
+BACKEND = cast(TorchBackend, torch_backend())
 
 
 @pytest.mark.parametrize(
@@ -33,10 +33,15 @@ def test_arrays_come_back_as_they_went(dtype: type) -> None:
 
 def test_conversion_on_the_way() -> None:
     array = np.array([1.0, 1 / 3, -7.25]).astype(ml_dtypes.bfloat16)
-    assert np.array_equal(
-        BACKEND.to_host(BACKEND.from_host(array, "float32")), array.astype(np.float32)
-    )
-    assert BACKEND.to_host(BACKEND.from_host(np.ones(3), "bfloat16")).dtype == ml_dtypes.bfloat16
+    (wide,) = BACKEND.load_weight(array, ["matrix"], "float32")
+    assert np.array_equal(BACKEND.to_host(wide), array.astype(np.float32))
+    (narrow,) = BACKEND.load_weight(np.ones(3), ["vector"], "bfloat16")
+    assert BACKEND.to_host(narrow).dtype == ml_dtypes.bfloat16
+
+
+def test_tied_weights_take_memory_once() -> None:
+    table, matrix = BACKEND.load_weight(np.ones((3, 2)), ["table", "matrix"], "bfloat16")
+    assert table.data_ptr() == matrix.data_ptr()
 
 
 def test_read_only_arrays_are_copied() -> None:
@@ -48,14 +53,17 @@ def test_read_only_arrays_are_copied() -> None:
 
 
 def test_kv_cache_starts_at_zero_with_a_shape_for_each_layer() -> None:
-    layers = BACKEND.allocate_kv(3, 16, [(2, 24), (1, 8)], "bfloat16")
-    assert [tuple(layer.keys.shape) for layer in layers] == [(3, 16, 2, 24), (3, 16, 1, 8)]
-    assert all(not BACKEND.to_host(array).any() for layer in layers for array in layer)
+    layers = BACKEND.allocate_kv(3, 16, [(2, 24), (1, 8)], KVFormat("bfloat16"))
+    for layer, heads in zip(layers, [(2, 24), (1, 8)], strict=True):
+        assert isinstance(layer, TorchKVLayer)
+        for array in (layer.keys, layer.values):
+            assert array.shape == (3, 16, *heads)
+            assert not array.any()
 
 
 def test_a_kv_cache_larger_than_memory_is_refused_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"1000000000 blocks needs 122070.31 GiB.*are free"):
-        BACKEND.allocate_kv(10**9, 16, [(2, 512)], "float32")
+        BACKEND.allocate_kv(10**9, 16, [(2, 512)], KVFormat("float32"))
 
 
 @pytest.mark.parametrize(
@@ -115,31 +123,12 @@ def test_compiled_functions_record_no_gradients() -> None:
 
 def test_attention_of_the_same_batch_is_planned_once() -> None:
     """Layers share the plan; layers with another window have their own."""
-    cache = BACKEND.allocate_kv(4, 16, [(1, 8)], "float32")
+    cache = BACKEND.allocate_kv(4, 16, [(1, 8)], KVFormat("float32"))
     ctx = BACKEND.batch_context(host_batch([([0] * 20, [2, 1], 19, 1)], 16), cache)
     queries = torch.zeros(1, 2, 8)
     for window in (None, None, 4):
         ops.paged_attention(queries, cache[0], ctx, softmax_scale=1.0, window=window)
     assert len(ctx.plans) == 2
-
-
-def test_container_limits_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    unlimited = machine.free_memory_bytes()
-    assert machine.usable_cpus() == 8
-    assert unlimited > 0
-
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert machine.usable_cpus() == 8
-
-    (tmp_path / "cpu.max").write_text("250000 100000\n")
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("600000\n")
-    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 50000\n")
-    assert machine.usable_cpus() == 3
-    assert machine.free_memory_bytes() == 450_000
 
 
 def test_logits_in_half_precision_are_sampled_in_float32() -> None:

@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 
 from octavo.core.errors import InvariantError
+from octavo.core.model_spec import KVFormat
 from octavo.core.step import ScheduledSequence, ScheduledStep, SequenceOutput, StepOutput
 from octavo.models.causal_lm import CausalLM
-from octavo.models.loader import load_weights
+from octavo.models.loader import load_weights, make_rope_tables
 from octavo.models.registry import build_model
 from octavo.ops import Array
-from octavo.ops.backend import Backend, load_backend
+from octavo.ops.backend import Backend
 from octavo.runner import model_runner
 from octavo.runner.model_runner import ModelRunner
 from octavo.weights.source import open_checkpoint
 from support.checkpoints import VOCAB_SIZE, make_checkpoint
+from support.forward import torch_backend
 from support.runner import Drive
 
 BLOCK_SIZE = 4
@@ -34,7 +36,7 @@ REQUESTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def backend() -> Backend:
-    return load_backend("torch", device="cpu")
+    return torch_backend()
 
 
 @pytest.fixture(scope="module")
@@ -43,19 +45,20 @@ def model(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> CausalL
     checkpoint = open_checkpoint(str(folder))
     model = build_model(checkpoint.config)
     load_weights(model, checkpoint, backend, "float32")
+    make_rope_tables(model, backend, 120)
     return model
 
 
-def make_drive(model: CausalLM, backend: Backend) -> Drive:
+def make_drive(model: CausalLM, backend: Backend, vocab_size: int = VOCAB_SIZE) -> Drive:
     runner = ModelRunner(
         model,
         backend,
         num_blocks=200,
         block_size=BLOCK_SIZE,
-        kv_dtype="float32",
+        kv_format=KVFormat("float32"),
         max_num_seqs=6,
         max_model_len=120,
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
     )
     return Drive(runner, BLOCK_SIZE)
 
@@ -188,7 +191,7 @@ def test_mdl_13_broken_activations_end_their_own_sequence_alone(
 ) -> None:
     poison = VOCAB_SIZE - 1
     assert poison not in PROMPT
-    embedding = next(w for w in model.weights() if w.names == ("model.embed_tokens.weight",))
+    embedding = model.embedding.table
     table = backend.to_host(embedding.array).copy()
     table[poison] = np.nan
     monkeypatch.setattr(embedding, "array", backend.from_host(table))
@@ -212,8 +215,8 @@ def test_broken_prompt_logprobs_are_an_error_of_their_chunk(
 ) -> None:
     logits = model.logits
 
-    def broken_in_row_5(hidden: Array) -> Array:
-        result = logits(hidden)
+    def broken_in_row_5(hidden: Array, rows: Array) -> Array:
+        result = logits(hidden, rows)
         if result.shape[0] > 5:
             result[5, 0] = float("nan")  # type: ignore[index]
         return result
@@ -224,6 +227,36 @@ def test_broken_prompt_logprobs_are_an_error_of_their_chunk(
     (output,) = drive.step({0: 20})
     assert output.error == "the model produced non-finite logits at position 6"
     assert output.prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"logit_bias": {0: 1.0}, "seed": 3}, {"seed": 4}]
+)
+def test_padding_of_the_logits_is_neither_chosen_nor_reported(
+    model: CausalLM, backend: Backend, monkeypatch: pytest.MonkeyPatch, params: dict[str, Any]
+) -> None:
+    """A model with more rows than the tokenizer has tokens: these rows may hold anything."""
+    known = VOCAB_SIZE - 5
+    logits = model.logits
+
+    def loud_padding(hidden: Array, rows: Array) -> Array:
+        result = logits(hidden, rows)
+        result[:, known:] = 200.0  # type: ignore[index]
+        result[:, -1] = float("nan")  # type: ignore[index]
+        return result
+
+    monkeypatch.setattr(model, "logits", loud_padding)
+    drive = make_drive(model, backend, known)
+    prompt = tuple(token % known for token in PROMPT)
+    sequence = drive.bind(0, prompt=prompt, logprobs=-1, prompt_logprobs=-1, **params)
+    drive.run([0], 3)
+    assert max(sequence.generated) < known
+    records = [r for output in sequence.outputs for r in output.logprobs or ()]
+    records += [r for output in sequence.outputs for r in output.prompt_logprobs or ()]
+    assert len(records) == 3 + len(PROMPT) - 1
+    for record in records:
+        assert sorted(token for token, _ in record.top) == list(range(known))
+        assert sum(np.exp(logprob) for _, logprob in record.top) == pytest.approx(1.0, abs=1e-4)
 
 
 def test_logprobs_only_where_asked(drive: Drive) -> None:

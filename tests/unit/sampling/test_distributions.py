@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.ops.backend import load_backend
+from support.forward import torch_backend
 from support.sampling import TableModel, bind, sample_once
 
 V = 16
 LOGITS = np.random.default_rng(5).normal(0, 1.5, V)
 DRAWS = 4000
-BACKEND = load_backend("torch", device="cpu")
+BACKEND = torch_backend()
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.ops.backend import Backend, load_backend
+from octavo.ops.backend import Backend
 from octavo.sampling.sampler import Sampler
+from support.forward import torch_backend
 from support.sampling import TableModel, bind, sample_once
 
 V = 12
@@ -20,7 +21,7 @@ BEST = int(LOGITS.argmax())
 
 @pytest.fixture(scope="module")
 def backend() -> Backend:
-    return load_backend("torch", device="cpu")
+    return torch_backend()
 
 
 def choose(
@@ -119,14 +120,6 @@ def test_mdl_13_broken_logits_end_their_own_sequence_alone(
     assert sampled.logprobs[5] == alone.logprobs[0]
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"logit_bias": {0: 1.0}}, {}])
-def test_padding_of_the_logits_is_never_chosen(backend: Backend, params: dict[str, Any]) -> None:
-    logits = np.concatenate((LOGITS, [100.0, 200.0]))
-    bindings = [bind(slot, seed=slot, **params) for slot in range(20)]
-    sampled = sample_once(backend, np.tile(logits, (20, 1)), bindings, vocab_size=V)
-    assert max(sampled.token_ids) < V
-
-
 def test_allowed_tokens_are_the_only_ones(backend: Backend) -> None:
     allowed = sorted(LOGITS.argsort()[:2].tolist())
     assert sorted(set(choose(backend, seeds=100, allowed_token_ids=allowed))) == allowed
@@ -220,7 +213,7 @@ def test_half_precision_logits(backend: Backend, dtype: str) -> None:
         bind(3, prompt=(BEST,), repetition_penalty=1.5, presence_penalty=1.0, seed=2),
     ):
         sampler.bind(binding)
-    logits = backend.from_host(np.tile(LOGITS, (4, 1)).astype(np.float32), dtype)
+    (logits,) = backend.load_weight(np.tile(LOGITS, (4, 1)), ["matrix"], dtype)
     sampled = sampler.sample(logits, np.arange(4), np.ones(4, np.int64))
     assert not sampled.errors
     assert sampled.token_ids.tolist()[:3] == [BEST, other, other]
@@ -241,3 +234,23 @@ def test_rebinding_a_slot_forgets_everything(backend: Backend) -> None:
     second = sampler.sample(backend.from_host(LOGITS[None].astype(np.float32)), slots, positions)
     assert second.token_ids.tolist() == [BEST]
     assert not second.logprobs
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-4, 1e-5])
+def test_smp_01_a_gap_of_20_temperatures_is_greedy(backend: Backend, temperature: float) -> None:
+    logits = np.array([0.0, 1.0, 1.0 + 25 * temperature, -1.0])
+    bindings = [bind(slot, seed=slot, temperature=temperature) for slot in range(300)]
+    sampled = sample_once(backend, np.tile(logits, (300, 1)), bindings)
+    assert set(sampled.token_ids.tolist()) == {2}
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-4, 1e-5, 1e-6, 1e-12])
+def test_smp_01_large_half_precision_logits(backend: Backend, temperature: float) -> None:
+    large = np.roll(np.arange(V) * 16 + 3e4, 5).astype(np.float32)  # exact in float16
+    sampler = Sampler(backend, max_num_seqs=8, vocab_size=V)
+    for slot in range(8):
+        sampler.bind(bind(slot, seed=slot, temperature=temperature))
+    (logits,) = backend.load_weight(np.tile(large, (8, 1)), ["matrix"], "float16")
+    sampled = sampler.sample(logits, np.arange(8), np.ones(8, np.int64))
+    assert not sampled.errors
+    assert set(sampled.token_ids.tolist()) == {int(large.argmax())}

@@ -163,6 +163,17 @@ def test_priority_does_not_preempt_what_would_not_help() -> None:
     bench.run()
 
 
+def test_a_small_budget_does_not_hold_a_higher_priority_back() -> None:
+    scheduler, _ = make_scheduler(policy="priority", budget=1)
+    bench = Bench(scheduler, 64)
+    bench.add(make_request("low", prompt(3), 30, priority=5))
+    for _ in range(6):
+        bench.step()
+    bench.add(make_request("high", prompt(2, 100), 2, priority=-5))
+    bench.run()
+    assert bench.finish_order == ["high", "low"]
+
+
 def test_a_shared_prefix_does_not_count_as_room_to_win() -> None:
     scheduler, _ = make_scheduler(16, policy="priority", max_num_seqs=8)
     bench = Bench(scheduler, 16)

@@ -255,6 +255,13 @@ def test_deeply_nested_tools_are_a_request_error(byte_level: Tokenizer) -> None:
         nested = nested["a"]
 
 
+def test_faults_of_a_template_are_short_request_errors(byte_level: Tokenizer) -> None:
+    for source in ("{{ ({}[messages[0].content]).x }}", "{{ 'abcdef' | truncate(1) }}"):
+        with pytest.raises(RequestError, match="The chat template refused") as caught:
+            ChatTemplate(source, byte_level).render([{"role": "user", "content": "x" * 100_000}])
+        assert len(caught.value.message) < 1100
+
+
 def test_tool_arguments_become_objects(byte_level: Tokenizer) -> None:
     source = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
     call = {"type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
@@ -7,6 +8,8 @@ from typing import Any
 
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from octavo.core.errors import ConfigError
@@ -187,10 +190,17 @@ def test_several_end_tokens(sentencepiece_gguf: dict[str, Any]) -> None:
     [
         ("model", "t5", "tokenizer.ggml.model is 't5'"),
         ("scores", [0.0], "scores has 1 entries for"),
-        ("scores", None, "scores has 0 entries for"),
+        ("scores", None, "scores is missing; a list of numbers is needed"),
         ("token_type", [1], "token_type has 1 entries for"),
         ("eos_token_id", 10**6, "eos_token_id is 1000000, but"),
-        ("bos_token_id", None, "add_bos_token is true, but bos_token_id is None"),
+        ("bos_token_id", None, "add_bos_token is true, but there is no bos_token_id"),
+        ("tokens", [], r"tokens is \[\]; a list of strings is needed"),
+        ("tokens", "abc", "tokens is 'abc'; a list of strings is needed"),
+        ("scores", 1.5, "scores is 1.5; a list of numbers is needed"),
+        ("scores", ["1"], r"scores is \['1'\]; a list of numbers is needed"),
+        ("token_type", 3, "token_type is 3; a list of whole numbers is needed"),
+        ("bos_token_id", 1.0, "bos_token_id is 1.0; a token id is needed"),
+        ("add_bos_token", "no", "add_bos_token is 'no'; true or false is needed"),
     ],
 )
 def test_contradictory_metadata_is_refused(
@@ -207,11 +217,69 @@ def test_contradictory_metadata_is_refused(
         Tokenizer.from_assets(text_assets(gguf=gguf))
 
 
-def test_merges_of_unknown_pieces_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("merges", "message"),
+    [
+        (["zz qq"], "merges does not fit the vocabulary"),
+        (["a"], "merges does not fit the vocabulary"),
+        ([1, 2], r"merges is \[1, 2\]; a list of strings is needed"),
+    ],
+)
+def test_merges_of_unknown_pieces_are_refused(merges: list[Any], message: str) -> None:
     metadata = byte_level_metadata(train_byte_level(_GPT2), "gpt-2")
-    metadata["tokenizer.ggml.merges"] = ["zz qq"]
-    with pytest.raises(ConfigError, match="merges does not fit the vocabulary"):
+    metadata["tokenizer.ggml.merges"] = merges
+    with pytest.raises(ConfigError, match=message):
         Tokenizer.from_assets(text_assets(gguf=metadata))
+
+
+@pytest.mark.parametrize("text", ["$A", "$x", ":x", "x:9"])
+def test_a_begin_token_may_look_like_a_placeholder(text: str) -> None:
+    gguf = SMALL["llama"] | {"tokenizer.ggml.tokens": [*"ab", "ab", "▁", text]}
+    assert Tokenizer.from_assets(text_assets(gguf=gguf)).encode("ab") == [4, 3, 2]
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    model: {
+        "tokenizer.ggml.model": model,
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [*"ab", "ab", "▁", "<s>"],
+        "tokenizer.ggml.token_type": [1, 1, 1, 1, 3],
+        "tokenizer.ggml.scores": [0.0, 0.0, 1.0, 0.0, 0.0],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 4,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    for model in ("gpt2", "llama")
+}
+KEYS = (
+    *SMALL["llama"],
+    "tokenizer.ggml.add_eos_token",
+    "tokenizer.ggml.add_space_prefix",
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.eot_token_id",
+    "tokenizer.ggml.unknown_token_id",
+)
+KINDS = (
+    st.booleans(),
+    st.integers(-1, 7),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(allow_subnormal=False),  # the torch backend, once loaded, flushes them to zero
+    st.text("ab▁$:< \0é", max_size=4),
+)
+VALUES = st.one_of(
+    *KINDS,
+    *(st.lists(kind, max_size=6) for kind in KINDS),
+    *(st.lists(kind, min_size=5, max_size=5) for kind in KINDS),  # one per token
+)
+
+
+@settings(deadline=None)
+@given(model=st.sampled_from(list(SMALL)), odd=st.dictionaries(st.sampled_from(KEYS), VALUES))
+def test_any_metadata_is_read_or_refused(model: str, odd: dict[str, Any]) -> None:
+    """Values of every kind that a GGUF file can hold, under the keys that are read."""
+    with contextlib.suppress(ConfigError):
+        tokenizer = Tokenizer.from_assets(text_assets(gguf=SMALL[model] | odd))
+        tokenizer.decode(tokenizer.encode("ab <s>é", parse_special=False))
 
 
 @pytest.mark.real

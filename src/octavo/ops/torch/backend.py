@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
 import numpy as np
 import torch
 
+from octavo import machine
+from octavo.core.dtypes import BYTES_PER_VALUE, DTYPE_ALIASES
 from octavo.core.errors import ConfigError
+from octavo.core.model_spec import KVFormat
 from octavo.ops import Array
+from octavo.ops.backend import Role
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
-from octavo.ops.op import choose_all
+from octavo.ops.op import Choice, Target, choose_all
 from octavo.ops.torch import (  # noqa: F401  (importing registers the implementations)
     activations,
     attention,
@@ -25,14 +30,12 @@ from octavo.ops.torch import (  # noqa: F401  (importing registers the implement
     rows,
     sampling,
 )
-from octavo.ops.torch.batch import TorchBatchContext
+from octavo.ops.torch.batch import TorchBatchContext, TorchKVLayer
 from octavo.ops.torch.dtypes import to_array, to_tensor, torch_dtype
-from octavo.ops.torch.machine import free_memory_bytes, usable_cpus
+
+logger = logging.getLogger("octavo")
 
 F = TypeVar("F", bound=Callable[..., object])
-
-COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
-_SPELLINGS = {"float": "float32", "half": "float16"}
 
 
 class TorchBackend:
@@ -44,14 +47,13 @@ class TorchBackend:
 
     name = "torch"
 
-    def __init__(self, *, device: str = "auto", kernels: dict[str, str] | None = None) -> None:
+    def __init__(self, *, device: str = "auto") -> None:
         self._device = _find_device(device)
         self.device = str(self._device)
         # Worker threads take the setting over from the thread that starts them, so this comes
         # before any parallel work.
         torch.set_flush_denormal(True)
-        torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()))
-        self.choices = tuple(choose_all("torch", kernels))
+        torch.set_num_threads(min(torch.get_num_threads(), machine.usable_cpus()))
 
     def describe(self) -> str:
         version = f"torch {torch.__version__}"
@@ -62,19 +64,20 @@ class TorchBackend:
         return f"{version}, CPU, {threads} threads, {isa}, denormals flushed to zero"
 
     def resolve_dtype(self, asked: str, checkpoint_dtype: str) -> tuple[str, str]:
-        asked = _SPELLINGS.get(asked, asked)
+        asked = DTYPE_ALIASES.get(asked, asked)
         if asked != "auto":
-            if asked not in COMPUTE_DTYPES:
-                allowed = ", ".join(("auto", *COMPUTE_DTYPES, *_SPELLINGS))
+            if asked not in BYTES_PER_VALUE:
+                allowed = ", ".join(("auto", *BYTES_PER_VALUE, *DTYPE_ALIASES))
                 raise ConfigError(f"--dtype {asked!r} is unknown; use one of: {allowed}")
             reason = "asked for"
             if asked == "float16" and checkpoint_dtype == "bfloat16":
                 reason = "asked for; the checkpoint is bfloat16 and may overflow in float16"
+                logger.warning("dtype float16 was %s", reason)
             self._check_dtype(asked)
             return asked, reason
         if self._device.type == "cpu":
             return "float32", "matrix products in half precision are slower on CPUs with torch"
-        if checkpoint_dtype not in COMPUTE_DTYPES:
+        if checkpoint_dtype not in BYTES_PER_VALUE:
             return "bfloat16", f"the checkpoint's {checkpoint_dtype} isn't a type to compute in"
         if checkpoint_dtype == "bfloat16" and not torch.cuda.is_bf16_supported():
             return "float32", "the checkpoint is bfloat16, which this GPU doesn't have"
@@ -86,23 +89,35 @@ class TorchBackend:
             name = torch.cuda.get_device_name(self._device)
             raise ConfigError(f"--dtype bfloat16: {name} can't; use float16 or float32")
 
+    def choose(self, dtype: str, asked: Mapping[str, str]) -> tuple[Choice, ...]:
+        return choose_all(self.name, Target(self._device.type, dtype), asked, _target_of)
+
     def free_memory_bytes(self) -> int:
         if self._device.type == "cuda":
             return torch.cuda.mem_get_info(self._device)[0]
-        return free_memory_bytes()
+        return machine.free_memory_bytes()
 
-    def from_host(self, array: np.ndarray, dtype: str | None = None) -> torch.Tensor:
-        """On the CPU the result shares a writable array's memory if the dtype is the same."""
-        target = None if dtype is None else torch_dtype(dtype)
-        return to_tensor(array).to(device=self._device, dtype=target)
+    def load_weight(
+        self, array: np.ndarray, roles: Sequence[Role], dtype: str
+    ) -> tuple[torch.Tensor, ...]:
+        """One tensor for all roles."""
+        return (self.from_host(array).to(torch_dtype(dtype)),) * len(roles)
+
+    def from_host(self, array: np.ndarray) -> torch.Tensor:
+        """On the CPU the result shares a writable array's memory."""
+        return to_tensor(array).to(self._device)
 
     def to_host(self, array: Array) -> np.ndarray:
         return to_array(cast(torch.Tensor, array))
 
     def allocate_kv(
-        self, num_blocks: int, block_size: int, layers: Sequence[tuple[int, int]], dtype: str
+        self,
+        num_blocks: int,
+        block_size: int,
+        layers: Sequence[tuple[int, int]],
+        kv_format: KVFormat,
     ) -> tuple[KVLayer, ...]:
-        item = torch_dtype(dtype)
+        item = torch_dtype(kv_format.dtype)
         shapes = [(num_blocks, block_size, heads, size) for heads, size in layers]
         needed = 2 * item.itemsize * sum(math.prod(shape) for shape in shapes)
         free = self.free_memory_bytes()
@@ -120,7 +135,7 @@ class TorchBackend:
             num_bytes = math.prod(shape) * item.itemsize
             return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(item).view(shape)
 
-        return tuple(KVLayer(zeros(shape), zeros(shape)) for shape in shapes)
+        return tuple(TorchKVLayer(zeros(shape), zeros(shape)) for shape in shapes)
 
     def batch_context(self, host: HostBatch, kv_layers: tuple[KVLayer, ...]) -> BatchContext:
         return TorchBatchContext(
@@ -144,6 +159,10 @@ class TorchBackend:
                 return function(*args, **kwargs)
 
         return cast(F, run)
+
+
+def _target_of(tensor: torch.Tensor) -> Target:
+    return Target(tensor.device.type, str(tensor.dtype).removeprefix("torch."))
 
 
 def _find_device(name: str) -> torch.device:

@@ -1,14 +1,24 @@
-"""The batch on a torch device, and what attention works out from it once a step."""
+"""The batch and the KV cache on a torch device, and what attention works out once a step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from octavo.ops.batch import BatchContext
+import torch
+
+from octavo.ops.batch import BatchContext, KVLayer
 
 if TYPE_CHECKING:
     from octavo.ops.torch.attention_plan import AttentionPlan, PlanKey
+
+
+@dataclass(frozen=True, slots=True)
+class TorchKVLayer(KVLayer):
+    """keys, values (N, B, G, E)."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

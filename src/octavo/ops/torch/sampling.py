@@ -26,7 +26,6 @@ def adjust_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
         return torch.from_numpy(array).to(logits.device)
 
     logits = logits.float()  # half-precision heads leave theirs as they are
-    logits = logits.float()
     if len(edits.penalty_rows):
         rows, tokens = device(edits.penalty_rows), device(edits.penalty_tokens)
         counts = device(edits.penalty_counts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import ModelSpec
+from octavo.core.model_spec import KVFormat, ModelSpec
 
 _MIB = 2**20
 
@@ -25,7 +25,7 @@ def decide_num_blocks(
     spec: ModelSpec,
     *,
     block_size: int,
-    bytes_per_value: int,
+    kv_format: KVFormat,
     kv_cache_memory_bytes: int | None,
     free_memory_bytes: int,
     memory_share: float,
@@ -35,15 +35,21 @@ def decide_num_blocks(
     """Size the cache: `kv_cache_memory_bytes` if given, else `memory_share` of the free memory, but
     no more than `max_num_seqs` sequences of `max_model_len` tokens could ever fill.
 
-    max_model_len: None takes the model's own, or less if the memory holds no sequence of that
-    length. Raises ConfigError if one sequence of max_model_len tokens doesn't fit.
+    free_memory_bytes: what the weights leave. max_model_len: None takes the model's own, or less if
+    the memory holds no sequence of that length. Raises ConfigError if one sequence of max_model_len
+    tokens doesn't fit, or the cache asked for isn't free.
     """
-    block_bytes = spec.kv_bytes_per_token(bytes_per_value) * block_size
+    block_bytes = spec.kv_bytes_per_token(kv_format) * block_size
     wanted_len = spec.max_position if max_model_len is None else max_model_len
     blocks_per_sequence = -(-wanted_len // block_size)
     useful_blocks = blocks_per_sequence * max_num_seqs
     if kv_cache_memory_bytes is not None:
         available_bytes = kv_cache_memory_bytes
+        if available_bytes > free_memory_bytes:
+            raise ConfigError(
+                f"--kv-cache-memory-bytes asks for {available_bytes / _MIB:.1f} MiB, but only "
+                f"{free_memory_bytes / _MIB:.1f} MiB are free beside the weights; lower it"
+            )
         num_blocks = available_bytes // block_bytes
         source = "set by --kv-cache-memory-bytes"
     else:

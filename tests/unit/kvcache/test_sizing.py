@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import AttentionSpec, ModelSpec
-from octavo.runner.kv_sizing import KVDecision, decide_num_blocks
+from octavo.core.model_spec import AttentionSpec, KVFormat, ModelSpec
+from octavo.kvcache.sizing import KVDecision, decide_num_blocks
 
 SPEC = ModelSpec(
     family="llama",
@@ -23,7 +23,7 @@ MIB = 2**20
 def decide(**changes: Any) -> KVDecision:
     arguments: dict[str, Any] = {
         "block_size": 16,
-        "bytes_per_value": 2,
+        "kv_format": KVFormat("bfloat16"),
         "kv_cache_memory_bytes": None,
         "free_memory_bytes": 1024 * MIB,
         "memory_share": 0.5,
@@ -51,9 +51,14 @@ def test_takes_its_share_of_the_free_memory() -> None:
 
 
 def test_explicit_bytes_win() -> None:
-    decision = decide(kv_cache_memory_bytes=16 * MIB, free_memory_bytes=MIB)
+    decision = decide(kv_cache_memory_bytes=16 * MIB, free_memory_bytes=17 * MIB)
     assert decision.num_blocks == 16 * MIB // (16 * TOKEN_BYTES)
     assert decision.reason.endswith("16.0 MiB: set by --kv-cache-memory-bytes")
+
+
+def test_explicit_bytes_that_are_not_free_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"16\.0 MiB, but only 1\.0 MiB are free beside the wei"):
+        decide(kv_cache_memory_bytes=16 * MIB, free_memory_bytes=MIB)
 
 
 def test_a_model_length_that_is_no_multiple_of_the_block_needs_whole_blocks() -> None:

@@ -1,0 +1,50 @@
+"""Settings that users of vLLM and llama.cpp type and Octavo lacks, and what to do about each."""
+
+from __future__ import annotations
+
+# By what is said, then the names, without dashes in front; short ones are one-dash flags.
+_BY_REMARK = {
+    "not built yet; Octavo computes on one device": (
+        "tensor-parallel-size tp pipeline-parallel-size pp data-parallel-size dp "
+        "enable-expert-parallel distributed-executor-backend tensor-split ts"
+    ),
+    "not built yet; the weights of a quantized GGUF file are dequantized when they are loaded": (
+        "quantization q"
+    ),
+    "not built yet; the KV cache has the type of --dtype": (
+        "kv-cache-dtype cache-type-k ctk cache-type-v ctv"
+    ),
+    "not built yet": (
+        "async-scheduling cpu-offload-gb kv-offloading-size enable-lora max-loras max-lora-rank "
+        "lora-modules lora speculative-config sc spec-method spec-model spec-tokens model-draft md "
+        "enable-auto-tool-choice tool-call-parser reasoning-parser structured-outputs-config"
+    ),
+    "not built yet; a proxy in front can do TLS": "ssl-keyfile ssl-certfile",
+    "always on; a step computes --max-num-batched-tokens of prompts and answers at most": (
+        "enable-chunked-prefill cont-batching cb"
+    ),
+    "not needed: nothing is compiled or captured": (
+        "enforce-eager compilation-config cc optimization-level"
+    ),
+    "not needed: Octavo runs its own model code, never a model's": "trust-remote-code",
+    "not needed: the format is known from the files": "load-format",
+    "not needed: requests are not logged": "disable-log-requests",
+    "not needed: preempted requests are computed again, not swapped": "swap-space",
+    "use --access-log, a line for each HTTP request": "enable-log-requests",
+    "use --log-stats-interval 0": "disable-log-stats",
+    "use --kv-cache-memory-bytes": "num-gpu-blocks-override",
+    "use --max-model-len": "ctx-size c",
+    "use --device; a model is on one device as a whole": "n-gpu-layers gpu-layers ngl",
+    "use --max-num-seqs": "parallel np",
+    "use --max-num-batched-tokens": "batch-size b ubatch-size ub",
+    "use --served-model-name": "alias a",
+    "use --model": "m",
+    "use the environment variable OMP_NUM_THREADS": "threads t",
+}
+
+REMARKS = {name: remark for remark, names in _BY_REMARK.items() for name in names.split()}
+
+
+def remark_on(name: str) -> str | None:
+    """What is said to this setting: a flag, with or without its dashes, or a keyword."""
+    return REMARKS.get(name.lstrip("-").replace("_", "-").removeprefix("no-"))

@@ -1,0 +1,95 @@
+"""What this machine gives the process: CPUs and memory, less what control groups take away.
+
+Containers, pods and systemd's slices are control groups, one inside the other. Each may have a
+limit, and the tightest one counts. Files: Linux, admin-guide/cgroup-v2 and cgroup-v1/memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/")
+_V1_NO_LIMIT = 2**60  # bytes; version 1 says "no limit" with a number near 2**63
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on, at most the tightest quota rounded up."""
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        cpus = os.cpu_count() or 1
+    quota = cpu_quota()
+    return cpus if quota is None else min(cpus, max(1, math.ceil(quota)))
+
+
+def cpu_quota() -> float | None:
+    """CPU seconds per second that the tightest control group allows; None for no limit."""
+    return min(_cpu_quotas(), default=None)
+
+
+def free_memory_bytes() -> int:
+    """Memory that can be had without swapping, at most what every control group leaves."""
+    left = (max(0, limit - used) for limit, used in _memory_limits())
+    return min([_available_bytes(), *left])
+
+
+def memory_limit_bytes() -> int | None:
+    """Memory that the tightest control group allows; None for no limit."""
+    return min((limit for limit, _ in _memory_limits()), default=None)
+
+
+def _available_bytes() -> int:
+    meminfo = dict(line.split(":", 1) for line in _read(_ROOT / "proc/meminfo").splitlines())
+    if "MemAvailable" in meminfo:
+        return int(meminfo["MemAvailable"].split()[0]) * 1024  # "   19801836 kB"
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # not Linux
+
+
+def _cpu_quotas() -> Iterator[float]:
+    for group in _control_groups("cpu"):
+        texts = _read(group / "cpu.max").split() or [
+            _read(group / "cpu.cfs_quota_us"),
+            _read(group / "cpu.cfs_period_us"),
+        ]
+        if all(text.isdigit() for text in texts):  # "max" and -1 are no limit
+            yield int(texts[0]) / int(texts[1])
+
+
+def _memory_limits() -> Iterator[tuple[int, int]]:
+    """(limit, bytes used) of each control group that has a limit."""
+    for group in _control_groups("memory"):
+        limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
+        if limit.isdigit() and int(limit) < _V1_NO_LIMIT:
+            used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
+            yield int(limit), int(used or 0) - _reclaimable_bytes(group)
+
+
+def _reclaimable_bytes(group: Path) -> int:
+    """File pages that count as used but go when memory is short, those of inner groups included."""
+    stat = dict(line.split() for line in _read(group / "memory.stat").splitlines())
+    return int(stat.get("total_inactive_file") or stat.get("inactive_file") or 0)
+
+
+def _control_groups(controller: str) -> Iterator[Path]:
+    """Folders of the groups, versions 2 and 1, that hold this process, innermost first.
+
+    In a container the path may be the host's and only its mount, the container's own group, exist:
+    folders that aren't there have no limits, and the mount comes last.
+    """
+    for line in _read(_ROOT / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):
+            mount = _ROOT / "sys/fs/cgroup" / (controller if controllers else "")
+            group = mount / path.lstrip("/")
+            yield from (f for f in (group, *group.parents) if f.is_relative_to(mount))
+
+
+def _read(path: Path) -> str:
+    """The file's text without its newline; empty if it can't be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

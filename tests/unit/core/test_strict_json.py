@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from octavo.core.strict_json import unique_names
+
+
+def test_names_that_differ_make_an_object() -> None:
+    text = '{"a": {"a": 1, "b": 2}, "b": []}'
+    assert json.loads(text, object_pairs_hook=unique_names) == json.loads(text)
+
+
+def test_a_name_given_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="^'b' is given twice$"):
+        json.loads(
+            '{"a": 1, "x": {"b": 1, "c": 2, "b": 3}, "a": 2}', object_pairs_hook=unique_names
+        )
+    long = "n" * 10_000
+    with pytest.raises(ValueError, match="is given twice") as caught:
+        unique_names([(long, 1), (long, 2)])
+    assert len(str(caught.value)) < 200
+
+
+def test_a_name_given_twice_among_many_is_found_in_linear_time() -> None:
+    names = [*map(str, range(200_000)), "199999"]
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match="'199999' is given twice"):
+        unique_names([(name, None) for name in names])
+    assert time.perf_counter() - start < 1

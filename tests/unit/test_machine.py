@@ -1,0 +1,111 @@
+"""Limits of control groups as the kernel shows them, under a root folder of the test's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from octavo import machine
+
+AVAILABLE = 8_000_000 * 1024
+UNLIMITED_V1 = "9223372036854771712"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of 8 CPUs whose control groups the test writes."""
+    monkeypatch.setattr(machine, "_ROOT", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    write(tmp_path / "proc", meminfo="MemTotal: 16000000 kB\nMemAvailable:    8000000 kB\n")
+    return tmp_path
+
+
+def write(folder: Path, **files: str) -> None:
+    """Keys spell dots as two underscores."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+def expect(*, cpus: int, quota: float | None, free: int, limit: int | None) -> None:
+    assert machine.usable_cpus() == cpus
+    assert machine.cpu_quota() == quota
+    assert machine.free_memory_bytes() == free
+    assert machine.memory_limit_bytes() == limit
+
+
+def test_no_control_groups(root: Path) -> None:
+    expect(cpus=8, quota=None, free=AVAILABLE, limit=None)
+
+
+def test_no_limit(root: Path) -> None:
+    write(root / "proc/self", cgroup="4:memory:/a\n1:cpu,cpuacct:/a\n0::/a")
+    write(root / "sys/fs/cgroup/a", cpu__max="max 100000", memory__max="max", memory__current="5")
+    write(root / "sys/fs/cgroup/cpu/a", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
+    write(root / "sys/fs/cgroup/memory/a", memory__limit_in_bytes=UNLIMITED_V1)
+    expect(cpus=8, quota=None, free=AVAILABLE, limit=None)
+
+
+def test_version_2_in_a_container(root: Path) -> None:
+    """The container's own group is the root of what it sees."""
+    write(root / "proc/self", cgroup="0::/")
+    write(
+        root / "sys/fs/cgroup",
+        cpu__max="250000 100000",
+        memory__max="1000000",
+        memory__current="600000",
+        memory__stat="anon 500000\ninactive_file 50000",
+    )
+    expect(cpus=3, quota=2.5, free=450_000, limit=1_000_000)
+
+
+def test_version_2_nested(root: Path) -> None:
+    """A service in a slice: the tightest limit of each kind counts, wherever it is."""
+    write(root / "proc/self", cgroup="0::/llm.slice/octavo.service")
+    slice_ = root / "sys/fs/cgroup/llm.slice"
+    write(slice_, cpu__max="150000 100000", memory__max="900000", memory__current="800000")
+    write(
+        slice_ / "octavo.service",
+        cpu__max="400000 100000",
+        memory__max="500000",
+        memory__current="100000",
+    )
+    expect(cpus=2, quota=1.5, free=100_000, limit=500_000)
+
+
+def test_version_1_nested(root: Path) -> None:
+    write(root / "proc/self", cgroup="4:memory:/pods/a\n2:cpuset:/\n1:cpu,cpuacct:/pods/a")
+    cpu, memory = root / "sys/fs/cgroup/cpu", root / "sys/fs/cgroup/memory"
+    write(cpu / "pods/a", cpu__cfs_quota_us="50000", cpu__cfs_period_us="100000")
+    write(memory, memory__limit_in_bytes=UNLIMITED_V1, memory__usage_in_bytes="7000000")
+    write(
+        memory / "pods/a",
+        memory__limit_in_bytes="1000000",
+        memory__usage_in_bytes="600000",
+        memory__stat="inactive_file 0\ntotal_inactive_file 50000",
+    )
+    expect(cpus=1, quota=0.5, free=450_000, limit=1_000_000)
+
+
+def test_version_1_in_a_container_without_a_namespace(root: Path) -> None:
+    """The path is the host's, but the mount is the container's own group."""
+    write(root / "proc/self", cgroup="4:memory:/docker/0a1b")
+    write(
+        root / "sys/fs/cgroup/memory",
+        memory__limit_in_bytes="1000000",
+        memory__usage_in_bytes="1200000",
+    )
+    expect(cpus=8, quota=None, free=0, limit=1_000_000)
+
+
+def test_a_limit_above_what_the_machine_has_left_adds_nothing(root: Path) -> None:
+    write(root / "proc/self", cgroup="0::/")
+    write(root / "sys/fs/cgroup", cpu__max="6400000 100000", memory__max=str(2**50))
+    expect(cpus=8, quota=64, free=AVAILABLE, limit=2**50)
+
+
+def test_this_machine_has_something() -> None:
+    assert machine.usable_cpus() >= 1
+    assert machine.free_memory_bytes() > 0
