@@ -138,13 +138,14 @@ def build_engine(
         max_model_len=sizing.max_model_len,
         vocab_size=vocab_size,
     )
+    budget, budget_reason = _step_budget(config.scheduler, backend)
     executor = LocalExecutor(runner)
     scheduler = Scheduler(
         BlockPool(executor.num_blocks, enable_prefix_caching=config.cache.enable_prefix_caching),
         policy_named(config.scheduler.scheduling_policy),
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=_max_batched_tokens(config.scheduler, backend),
+        max_num_batched_tokens=budget,
         max_model_len=sizing.max_model_len,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
     )
@@ -153,6 +154,7 @@ def build_engine(
         Decision("device", backend.device, backend.describe()),
         Decision("dtype", dtype, dtype_reason),
         Decision("max_model_len", f"{sizing.max_model_len} tokens", _length_reason(config.model)),
+        Decision("step budget", f"{budget} tokens", budget_reason),
         Decision(
             "KV cache", f"{sizing.num_blocks * config.cache.block_size} tokens", sizing.reason
         ),
@@ -209,10 +211,12 @@ def _memory_share(config: CacheConfig, backend: Backend) -> float:
     return 0.5 if backend.device == "cpu" else 0.9
 
 
-def _max_batched_tokens(config: SchedulerConfig, backend: Backend) -> int:
+def _step_budget(config: SchedulerConfig, backend: Backend) -> tuple[int, str]:
     if config.max_num_batched_tokens is not None:
-        return config.max_num_batched_tokens
-    return 512 if backend.device == "cpu" else 2048
+        return config.max_num_batched_tokens, "set by --max-num-batched-tokens"
+    if backend.device == "cpu":
+        return 512, "larger steps make others wait and are no faster on CPUs"
+    return 2048, "the default for GPUs"
 
 
 def _asked_length(config: ModelConfig, max_position: int) -> int | None:

@@ -99,8 +99,8 @@ def test_cfg_05_too_little_kv_memory_names_a_length_that_works(
     small = ["--kv-cache-memory-bytes", str(100 * 512)]
     code, stderr = refusal(str(folder), "--max-model-len", "256", *small)
     assert code == 1
-    assert "needs 0.2 MiB" in stderr
-    assert "only 0.0 MiB" in stderr
+    assert "needs 128.0 KiB" in stderr
+    assert "only 50.0 KiB" in stderr
     assert "--max-model-len 96 or less" in stderr
     with serving(tmp_path / "log", str(folder), "--max-model-len", "96", *small) as server:
         reply = server.completion(prompt=[5] * 90, max_tokens=6, ignore_eos=True)

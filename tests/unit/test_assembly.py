@@ -112,7 +112,7 @@ def no_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (100_000, {}, r"weights need 0\.00 GiB in float32.*of cpu memory are free; .*bfloat16"),
         (100_000, {"dtype": "bfloat16"}, "or use a smaller model$"),
-        (800_000, {"max_model_len": 512}, r"512 tokens needs 0\.3 MiB of KV.*of 0\.\d MiB free"),
+        (800_000, {"max_model_len": 512}, r"512 tokens needs 256\.0 KiB of KV.*of 0\.\d MiB free"),
         (2**21, {"kv_cache_memory_bytes": 2**21}, r"2\.0 MiB, but only 1\.\d MiB are free beside"),
     ],
 )

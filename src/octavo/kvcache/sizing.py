@@ -75,13 +75,14 @@ def decide_num_blocks(
 def _too_little(
     wanted_len: int, needed_bytes: int, available_bytes: int, largest_len: int, source: str
 ) -> ConfigError:
+    unit, name = (_MIB, "MiB") if available_bytes >= _MIB else (1024, "KiB")
     # Rounded away from each other, so that the two figures never read as equal.
-    needed = -(-needed_bytes * 10 // _MIB) / 10
-    available = available_bytes * 10 // _MIB / 10
+    needed = -(-needed_bytes * 10 // unit) / 10
+    available = available_bytes * 10 // unit / 10
     remedy = "give more memory with --kv-cache-memory-bytes"
     if largest_len > 0:
         remedy = f"start with --max-model-len {largest_len} or less, or {remedy}"
     return ConfigError(
-        f"one sequence of max_model_len {wanted_len} tokens needs {needed:.1f} MiB of KV cache, "
-        f"but only {available:.1f} MiB is available ({source}); {remedy}"
+        f"one sequence of max_model_len {wanted_len} tokens needs {needed:.1f} {name} of KV "
+        f"cache, but only {available:.1f} {name} is available ({source}); {remedy}"
     )

@@ -71,8 +71,8 @@ def test_too_little_memory_names_both_figures_and_a_length_that_works() -> None:
     with pytest.raises(ConfigError) as caught:
         decide(kv_cache_memory_bytes=budget)
     assert str(caught.value) == (
-        "one sequence of max_model_len 256 tokens needs 0.3 MiB of KV cache, but only 0.0 MiB is "
-        "available (set by --kv-cache-memory-bytes); start with --max-model-len 96 or less, or "
+        "one sequence of max_model_len 256 tokens needs 256.0 KiB of KV cache, but only 100.0 KiB "
+        "is available (set by --kv-cache-memory-bytes); start with --max-model-len 96 or less, or "
         "give more memory with --kv-cache-memory-bytes"
     )
     decision = decide(kv_cache_memory_bytes=budget, max_model_len=96)
@@ -88,7 +88,7 @@ def test_an_automatic_length_shrinks_to_what_fits() -> None:
 
 @pytest.mark.parametrize("max_model_len", [None, 256])
 def test_no_block_at_all_is_an_error_without_a_length(max_model_len: int | None) -> None:
-    with pytest.raises(ConfigError, match=r"0\.0 MiB is available") as caught:
+    with pytest.raises(ConfigError, match=r"15\.9 KiB is available") as caught:
         decide(kv_cache_memory_bytes=16 * TOKEN_BYTES - 1, max_model_len=max_model_len)
     assert "--max-model-len" not in str(caught.value)
 
