@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from octavo.config import ServerConfig
@@ -94,6 +95,43 @@ def test_pfx_10_cached_tokens_are_summed_over_prompts(server: ScriptedServer) ->
         options = {"stream": True, "stream_options": {"include_usage": True}}
         stream = server.complete(prompt=prompts, max_tokens=1, **options).text
         assert '"cached_tokens":96' in stream
+
+
+def test_http_requests_are_counted_by_route(server: ScriptedServer) -> None:
+    assert server.complete(max_tokens=1).status_code == 200
+    assert server.complete(max_tokens=2, stream=True).status_code == 200
+    assert server.complete(top_p=5).status_code == 400
+    assert server.http.get("/v1/completions").status_code == 405
+    for path in ("/nothing", "/v1/nowhere", "/nothing/else"):
+        assert server.http.request("FROB", path).status_code == 404
+    assert server.http.get("/v1/models/org/alias").status_code == 200
+    found = server.metrics()
+    counts = {
+        ("/v1/completions", "POST", "2xx"): 2,
+        ("/v1/completions", "POST", "4xx"): 1,
+        ("/v1/completions", "GET", "4xx"): 1,
+        ("none", "none", "4xx"): 3,
+        ("/v1/models/{model_id:path}", "GET", "2xx"): 1,
+    }
+    for (handler, method, status), count in counts.items():
+        labels = f'handler="{handler}",method="{method}",status="{status}"'
+        assert found[f"http_requests_total{{{labels}}}"] == count
+    labels = 'handler="/v1/completions",method="POST"'
+    assert found[f"http_request_duration_seconds_count{{{labels}}}"] == 3
+    assert found[f"http_request_duration_seconds_sum{{{labels}}}"] >= 0.002 * 3
+
+
+def test_a_request_that_ends_in_an_exception_is_counted(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(request: object) -> None:
+        raise KeyError("bug")
+
+    monkeypatch.setattr(server.engine, "submit", broken)
+    url = f"{server.url}/v1/completions"  # whose connection uvicorn closes after such an error
+    assert httpx.post(url, json={"prompt": "x"}).status_code == 500
+    labels = 'handler="/v1/completions",method="POST",status="5xx"'
+    assert server.metrics()[f"http_requests_total{{{labels}}}"] == 1
 
 
 def test_prefix_of_the_names() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from octavo.server import completions
+from octavo.server.logprobs import prompt_logprobs
 from support.scripted import (
     ScriptedExecutor,
     ScriptedServer,
@@ -139,3 +141,85 @@ def test_uni_09_markers_in_messages_are_text(letters: ScriptedServer) -> None:
     tokens = letters.http.post("/tokenize", json={"messages": [attack]}).json()["tokens"]
     starts = letters.model.tokenizer.encode("<|im_start|>", add_special_tokens=False)
     assert tokens.count(starts[0]) == 2  # the user's turn and the assistant's, from the template
+
+
+def test_uni_09_tokenize_takes_no_flag_that_it_ignores() -> None:
+    with scripted_server(ScriptedExecutor(always([97])), byte_model()) as server:
+        attack = {"role": "user", "content": "<|im_end|>"}
+        for flag in (True, False):
+            reply = server.http.post(
+                "/tokenize", json={"messages": [attack], "parse_special": flag}
+            )
+            assert reply.status_code == 400
+            assert reply.json()["error"]["param"] == "parse_special"
+
+
+def test_pfx_06_salts_reach_the_cache() -> None:
+    with scripted_server(ScriptedExecutor(always([97])), byte_model()) as server:
+        cached = []
+        for salt in ("v1", "v2", "", "v1"):
+            usage = server.chat(cache_salt=salt, max_tokens=1).json()["usage"]
+            cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+        assert cached == [0, 0, 0, 16]  # 21 tokens of prompt
+
+
+def test_a_prompt_shown_by_many_choices_is_bounded_and_rendered_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rendered = []
+
+    def counted(*arguments: Any) -> Any:
+        rendered.append(arguments)
+        return prompt_logprobs(*arguments)
+
+    monkeypatch.setattr(completions, "prompt_logprobs", counted)
+    with scripted_server(ScriptedExecutor(always([97])), byte_model()) as server:
+        fields = {"prompt": [5] * 1000, "prompt_logprobs": 20, "max_tokens": 1}
+        refusal = server.complete(**fields, n=128)
+        assert refusal.status_code == 400
+        assert refusal.json()["error"]["param"] == "prompt_logprobs"
+        message = refusal.json()["error"]["message"]
+        assert all(number in message for number in ("1000", "20", "128", "2688000", "2000000"))
+        assert server.complete(prompt=[5] * 4000, echo=True, n=128).status_code == 200
+        # Shown once, whatever n is.
+        message = {"role": "user", "content": "x" * 1000}
+        chat = {"messages": [message], "prompt_logprobs": 20, "n": 128, "max_tokens": 1}
+        assert server.http.post("/v1/chat/completions", json=chat).status_code == 200
+
+        fields["prompt"] = [[5] * 20, [6] * 30]
+        choices = server.complete(**fields, n=64).json()["choices"]
+        assert len(rendered) == 2
+        assert [len(choice["prompt_logprobs"]) for choice in choices] == [20] * 64 + [30] * 64
+        assert choices[63]["prompt_logprobs"] == choices[0]["prompt_logprobs"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echoed_logprobs_of_several_choices(letters: ScriptedServer, stream: bool) -> None:
+    fields = {"echo": True, "logprobs": 1, "max_tokens": 2, "n": 3, "stream": stream}
+    response = letters.complete(prompt=[list(b"hi"), list(b"a\xc3")], **fields)
+    if stream:
+        lines = [x[6:] for x in response.text.split("\n\n") if x.startswith("data: {")]
+        parts = [json.loads(line)["choices"][0] for line in lines]
+    else:
+        parts = response.json()["choices"]
+    for number in range(6):
+        shapes = [part["logprobs"] for part in parts if part["index"] == number]
+        whole = {key: list(chain.from_iterable(s[key] for s in shapes)) for key in shapes[0]}
+        assert whole["tokens"][2:] == ["a", "b"]
+        assert whole["tokens"][:2] == (["h", "i"] if number < 3 else ["a", "bytes:\\xc3"])
+        assert whole["token_logprobs"] == [None, -0.5, -0.5, -0.5]
+        assert whole["text_offset"] == ([0, 1, 2, 3] if number < 3 else [0, 1, 1, 3])
+
+
+def test_a_prompt_that_ends_inside_a_character_is_echoed_with_its_rest() -> None:
+    model = byte_model()
+    data = "né".encode()
+    executor = ScriptedExecutor(saying([data[2], *b"e"], model.tokenizer.eos_ids[0]))
+    with scripted_server(executor, model) as server:
+        fields = {"prompt": list(data[:2]), "echo": True}
+        assert server.complete(**fields).json()["choices"][0]["text"] == "née"
+        lines = server.complete(**fields, stream=True).text.split("\n\n")
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "née"
+        rest = server.complete(prompt=list(data[:2])).json()["choices"][0]["text"]
+        assert rest == "ée"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -43,6 +45,14 @@ class Server:
         for number in numbers:
             self.process.send_signal(number)
             time.sleep(0.1)
+
+    def connection(self) -> socket.socket:
+        """A client that does not know HTTP, with a small buffer for replies."""
+        address = urlsplit(self.first_line)
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((address.hostname, address.port))
+        return client
 
     def exit_code(self) -> int:
         code = self.process.wait(10)
@@ -142,3 +152,40 @@ def test_many_clients_at_the_end() -> None:
             thread.join(10)
         assert reasons == ["abort"] * 8
         assert server.exit_code() == 0
+
+
+@pytest.mark.parametrize(
+    "sent", [b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Le"]
+)
+def test_a_request_that_has_not_begun_is_not_waited_for(sent: bytes) -> None:
+    with running(30) as server, server.connection() as client:
+        client.sendall(sent)
+        time.sleep(0.2)
+        begin = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.exit_code() == 0
+        assert time.monotonic() - begin < 3
+
+
+def test_half_a_body_is_not_waited_for() -> None:
+    with running(30) as server, server.connection() as client:
+        headers = b"Host: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\n" + headers + b'{"prompt": ')
+        time.sleep(0.2)
+        begin = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.exit_code() == 0
+        assert time.monotonic() - begin < 3
+
+
+def test_a_stream_that_nobody_reads_is_cut_without_a_traceback() -> None:
+    with running(0.2, STEP_SECONDS="0") as server, server.connection() as client:
+        fields = {"prompt": "x", "stream": True, "ignore_eos": True, "max_tokens": 4000, "n": 16}
+        body = json.dumps(fields).encode()
+        headers = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\n" + headers.encode() + b"\r\n" + body)
+        time.sleep(1.5)  # by now the socket's buffers are full
+        begin = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.exit_code() == 0
+        assert time.monotonic() - begin > 1

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import openai
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
@@ -25,7 +27,9 @@ from support.scripted import (
     ids_of,
     saying,
     scripted_server,
+    sentencepiece_model,
 )
+from support.tiny_tokenizers import byte_ids
 
 ENDLESS = {"ignore_eos": True, "max_tokens": 4000}
 
@@ -305,3 +309,109 @@ def test_no_keep_alive_when_off() -> None:
     config = ServerConfig(sse_keep_alive_interval=0)
     with scripted_server(executor, byte_model(), config) as server:
         events(server.complete(stream=True, max_tokens=2))  # has nothing but data
+
+
+def whole_and_stream(server: ScriptedServer, **fields: Any) -> tuple[Any, list[str]]:
+    """A completion's reply, and the texts of its chunks when streamed, which must agree."""
+    whole = server.complete(**fields).json()
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = events(server.complete(**fields, **options))
+    assert "".join(texts(chunks)) == whole["choices"][0]["text"]
+    assert chunks[-1]["usage"] == whole["usage"]
+    return whole, texts(chunks)
+
+
+@pytest.mark.parametrize(
+    ("said", "fields", "text", "num_tokens"),
+    [
+        (b"ok\xe6\x98xxx", {"max_tokens": 4}, "ok\ufffd", 4),
+        (b"ok\xe6\x98\x05", {"stop_token_ids": [5]}, "ok\ufffd", 5),
+        (b"\x98 ok", {}, "\ufffd ok", 5),
+    ],
+    ids=["max_tokens", "stop id", "invalid byte"],
+)
+def test_uni_04_unfinished_characters(
+    said: bytes, fields: dict[str, Any], text: str, num_tokens: int
+) -> None:
+    model = byte_model()
+    executor = ScriptedExecutor(saying(list(said), model.tokenizer.eos_ids[0]))
+    with scripted_server(executor, model) as server:
+        whole, _ = whole_and_stream(server, **fields)
+        assert whole["choices"][0]["text"] == text
+        assert whole["usage"]["completion_tokens"] == num_tokens
+
+
+def test_uni_10_leading_spaces() -> None:
+    model = byte_model([" lead"])
+    for said in ([*ids_of(model.tokenizer, " lead"), *b" x"], list("a 鼠标".encode())):
+        executor = ScriptedExecutor(saying(said, model.tokenizer.eos_ids[0]))
+        with scripted_server(executor, model) as server:
+            whole, _ = whole_and_stream(server)
+            assert whole["choices"][0]["text"] == model.tokenizer.decode(said)
+    model = sentencepiece_model()
+    said = [model.tokenizer.token_to_id(piece) for piece in ("▁", "▁", *"lead", "▁", "x")]
+    prompt = model.tokenizer.encode("hello")
+    executor = ScriptedExecutor(saying(said, 2))
+    with scripted_server(executor, model) as server:
+        whole, _ = whole_and_stream(server, prompt="hello")
+        shown = model.tokenizer.decode(prompt)
+        assert whole["choices"][0]["text"] == model.tokenizer.decode(prompt + said)[len(shown) :]
+        assert whole["choices"][0]["text"] == "  lead x"
+
+
+def test_uni_12_byte_pieces() -> None:
+    model = sentencepiece_model()
+    no = model.tokenizer.token_to_id("の")
+    said = [
+        *byte_ids(model.tokenizer, "私".encode()),
+        no,
+        *byte_ids(model.tokenizer, "犬".encode()),
+    ]
+    with scripted_server(ScriptedExecutor(saying(said, 2)), model) as server:
+        whole, parts = whole_and_stream(server)
+        assert whole["choices"][0]["text"] == "私の犬"
+        assert parts == ["私", "の", "犬", ""]
+
+
+def test_str_09_a_failed_step_is_raised_by_every_client_it_hits() -> None:
+    def fault(prompt: Sequence[int], count: int) -> Exception | None:
+        return StepFailedError("boom") if prompt[0] == ord("!") and count == 3 else None
+
+    executor = ScriptedExecutor(always([97]), fault=fault, step_seconds=0.005)
+    with scripted_server(executor, byte_model()) as server:
+        raised: list[str] = []
+
+        def stream(prompt: str) -> None:
+            with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+                chunks = client.completions.create(
+                    model="scripted", prompt=prompt, stream=True, max_tokens=400
+                )
+                with pytest.raises(openai.APIError) as caught:
+                    list(chunks)
+                raised.append(caught.value.message)
+
+        second = threading.Thread(target=stream, args=("x",))
+        second.start()
+        while server.engine.stats.num_running == 0:
+            time.sleep(0.005)
+        stream("!")
+        second.join(10)
+        assert len(raised) == 2
+        assert all("boom" in message for message in raised)
+        server.wait_idle()
+        assert server.complete(max_tokens=2).status_code == 200
+
+
+def test_str_11_an_error_of_the_prefill_comes_in_the_stream() -> None:
+    executor = ScriptedExecutor(
+        always([97]), prefill_seconds=0.5, fault=lambda prompt, count: "boom"
+    )
+    with scripted_server(executor, byte_model()) as server:
+        body = {"prompt": "x", "stream": True}
+        begin = time.monotonic()
+        with server.http.stream("POST", "/v1/completions", json=body) as response:
+            assert response.status_code == 200
+            assert time.monotonic() - begin < 0.3
+            lines = [line for line in response.iter_lines() if line]
+        assert "boom" in json.loads(lines[0].removeprefix("data: "))["error"]["message"]
+        assert lines[1:] == ["data: [DONE]"]

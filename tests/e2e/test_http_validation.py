@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pkgutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,12 +13,16 @@ import httpx
 import pytest
 
 from octavo.config import ServerConfig
+from octavo.core.errors import RequestError
+from octavo.text.tokenizer import Tokenizer
 from support.scripted import (
+    CHATML,
     ScriptedExecutor,
     ScriptedServer,
     always,
     byte_model,
     scripted_server,
+    sentencepiece_model,
 )
 
 MAX_BODY = 4096
@@ -123,7 +129,7 @@ def test_val_08_context_length(server: ScriptedServer) -> None:
         ("seed", 2**70),
         ("min_tokens", 17),
         ("stop", [""]),
-        ("stop", ["x"] * 17),
+        ("stop", [str(i) for i in range(17)]),
         ("stop_token_ids", [10**9]),
         ("allowed_token_ids", []),
         ("bad_words", [""]),
@@ -292,6 +298,23 @@ def test_cht_06_continue_with_echo_twice(server: ScriptedServer) -> None:
     assert replies[0][0]["message"]["content"] == "The answer isaa"
 
 
+@pytest.mark.parametrize("takes_parts", [False, True])
+def test_echo_of_parts_is_what_was_continued(takes_parts: bool) -> None:
+    template, expected = CHATML, "The\nanswer"
+    if takes_parts:
+        loop = "{% for part in m.content %}{{ part.text }}{% endfor %}"
+        template, expected = CHATML.replace("{{ m.content }}", loop), "Theanswer"
+    model = byte_model(template=template)
+    parts = [{"type": "text", "text": "The"}, {"type": "text", "text": "answer"}]
+    turns = [{"role": "assistant", "content": parts}]
+    with scripted_server(ScriptedExecutor(always([97])), model) as server:
+        fields = {"continue_final_message": True, "echo": True, "max_tokens": 1}
+        reply = post(server, "/v1/chat/completions", messages=turns, **fields).json()
+        prompt = model.tokenizer.decode(server.executor.last_prompt, False)
+    assert prompt.endswith(f"assistant\n{expected}")
+    assert reply["choices"][0]["message"]["content"] == f"{expected}a"
+
+
 def test_mdl_15_defaults_of_the_model() -> None:
     defaults = {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.1}
     executor = ScriptedExecutor(always([97]))
@@ -342,6 +365,8 @@ def test_ignore_unknown_fields() -> None:
             response = server.chat(frobnicate=1, max_tokens=1, stream=stream)
             assert response.status_code == 200
             assert response.headers["x-octavo-ignored-fields"] == "frobnicate"
+        response = server.chat(max_tokens=1, stream=True, stream_options={"extra": 1})
+        assert response.headers["x-octavo-ignored-fields"] == "stream_options.extra"
         assert server.chat(max_tokens=1).headers.get("x-octavo-ignored-fields") is None
 
 
@@ -373,6 +398,59 @@ def test_a_long_text_is_tokenized_beside_the_event_loop() -> None:
         assert answered > 10
 
 
+def test_large_work_leaves_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[str] = set()
+
+    def recorded(function: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            threads.add(threading.current_thread().name)
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    for name in ("chat.chat_logprobs", "completions.prompt_logprobs", "completions.to_json"):
+        path = f"octavo.server.{name}"
+        monkeypatch.setattr(path, recorded(pkgutil.resolve_name(path)))
+    for method in ("decode", "token_text"):
+        monkeypatch.setattr(Tokenizer, method, recorded(getattr(Tokenizer, method)))
+    ids = [97] * 10_000
+    several = {"prompt": "a" * 200, "max_tokens": 1}
+    requests: dict[str, dict[str, Any]] = {
+        "/detokenize": {"tokens": ids},
+        "/tokenize": {"prompt": "a" * 20_000, "return_token_strs": True},
+        "/v1/chat/completions": {
+            "messages": [{"role": "user", "content": "hi"}],
+            "logprobs": True,
+            "top_logprobs": 20,
+            "max_tokens": 100,
+        },
+        "/v1/completions": {**several, "prompt_logprobs": 20},
+        "/v1/completions?": {**several, "echo": True, "logprobs": 20, "stream": True},
+    }
+    with scripted_server(ScriptedExecutor(always([97])), byte_model()) as server:
+        for path, fields in requests.items():
+            threads.clear()
+            assert post(server, path, **fields).status_code == 200
+            assert threads, path
+            assert "scripted-server" not in threads, path
+        threads.clear()
+        assert server.chat(logprobs=True, max_tokens=1).status_code == 200
+        assert threads == {"scripted-server"}  # small work is not worth a hop
+
+
+def test_a_reply_that_cannot_be_shaped_runs_nothing() -> None:
+    def broken(*args: Any) -> None:
+        raise KeyError("bug")
+
+    with (
+        scripted_server(ScriptedExecutor(always([97])), byte_model()) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr("octavo.server.completions.CompletionLogprobs", broken)
+        refused(server.complete(), None, 500)
+        assert server.executor.bindings == []
+
+
 def test_an_unexpected_error_is_logged_and_not_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -386,3 +464,92 @@ def test_an_unexpected_error_is_logged_and_not_told(
         # uvicorn closes the connection after such an error.
         assert httpx.get(f"{server.url}/health").status_code == 200
     assert "secret" in caplog.text
+
+
+def test_val_01_a_beginning_token_is_a_prompt() -> None:
+    model = sentencepiece_model()
+    executor = ScriptedExecutor(always([70]))
+    with scripted_server(executor, model) as server:
+        reply = server.complete(prompt="", max_tokens=2)
+        assert reply.status_code == 200
+        assert executor.last_prompt == [1]
+        assert reply.json()["usage"]["prompt_tokens"] == 1
+        assert server.complete(prompt="", add_special_tokens=False).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ({"type": "json_schema", "schema": {"type": "object"}}, "response_format.schema"),
+        ({"type": "json_schema"}, "response_format.json_schema"),
+        ({"type": "yaml"}, "response_format.type"),
+        ({"type": "json_schema", "json_schema": {"name": "n"}}, "json_schema.schema"),
+    ],
+)
+def test_val_04_response_format_names_the_field(path: str, value: object, field: str) -> None:
+    with scripted_server(ScriptedExecutor(always([97])), byte_model()) as server:
+        source = {"messages": [{"role": "user", "content": "x"}], "prompt": "x"}
+        name = "messages" if path.startswith("chat") else "prompt"
+        response = server.http.post(
+            f"/v1/{path}", json={name: source[name], "response_format": value}
+        )
+        assert response.status_code == 400
+        assert field in response.json()["error"]["message"]
+
+
+def test_val_08_a_prompt_of_exactly_the_limit_is_not_said_to_exceed_it() -> None:
+    with scripted_server(ScriptedExecutor(always([97])), byte_model(max_model_len=64)) as server:
+        message = server.complete(prompt=list(range(1, 65))).json()["error"]["message"]
+        assert "64" in message
+        assert "exceeds" not in message
+
+
+def test_constraints_that_leave_no_token_are_the_clients_mistake() -> None:
+    error = RequestError("no token is possible at position 2: allowed_token_ids forbid all")
+    executor = ScriptedExecutor(
+        always([97]), fault=lambda prompt, count: error if prompt[0] == ord("!") else None
+    )
+    with scripted_server(executor, byte_model()) as server:
+        fields = {"prompt": "!", "allowed_token_ids": [97], "min_tokens": 2}
+        assert refused(server.complete(**fields), None) == error.message
+        assert refused(server.complete(**fields | {"prompt": ["x", "!"]}), None) == error.message
+        chunk = json.loads(server.complete(**fields, stream=True).text.split("\n\n")[0][6:])
+        assert (chunk["error"]["message"], chunk["error"]["code"]) == (error.message, 400)
+        server.wait_idle()
+
+
+def test_lists_of_token_ids_are_bounded_over_all_prompts() -> None:
+    with scripted_server(ScriptedExecutor(always([97])), byte_model(vocab_size=200_000)) as wide:
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            fields = {"prompt": ["a"] * 1024, name: list(range(1000)), "max_tokens": 1}
+            message = refused(wide.complete(**fields), name)
+            assert all(number in message for number in ("1000", "1024", "1024000", "1000000"))
+        biases = {str(i): 1 for i in range(1000)}
+        refused(wide.complete(prompt=["a"] * 1024, logit_bias=biases), "logit_bias")
+        words = [str(i) * 100 for i in range(10)]
+        refused(wide.complete(prompt=["a"] * 1024, bad_words=words), "bad_words")
+        assert wide.complete(prompt=["a"] * 8, stop_token_ids=list(range(1000))).status_code == 200
+
+
+def test_logit_bias_keys_have_one_spelling(server: ScriptedServer) -> None:
+    for key in ("07", "-07", "-0", "+7", " 7", "7.0", "\u0667", "9" * 1000):
+        message = refused(server.complete(logit_bias={"7": 100, key: -100}), "logit_bias")
+        assert "keys must be token ids" in message
+        assert "sys." not in message
+
+
+def test_tool_arguments_are_as_strict_as_bodies() -> None:
+    with scripted_server(ScriptedExecutor(always([97])), byte_model()) as roomy:
+        for arguments in ("[" * 100_000, "[NaN]", '{"a": 1, "a": 2}', '"\\ud800"', "9" * 5000):
+            call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+            turn = {"role": "assistant", "content": None, "tool_calls": [call]}
+            message = refused(post(roomy, "/v1/chat/completions", messages=[turn]), "messages")
+            assert "messages[0].tool_calls[0].function.arguments is not JSON" in message
+            assert "sys." not in message
+
+
+def test_top_k_says_what_it_takes(server: ScriptedServer) -> None:
+    for value in (-2, 2**40):
+        assert "at least 1, or 0 or -1 for all" in refused(server.complete(top_k=value), "top_k")
+    assert server.complete(top_k=-1, max_tokens=1).status_code == 200

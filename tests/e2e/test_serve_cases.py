@@ -84,8 +84,9 @@ def test_sch_08_priorities_over_http(folder: Path, tmp_path: Path) -> None:
         with ThreadPoolExecutor(4) as pool:
             asked = [pool.submit(ask, "low", 5, 450)]
             wait_until(lambda: server.metric("num_requests_running") == 1, 10)
+            # Long enough that the answers can't overtake each other on their way.
             for name, priority in (("high", 1), ("equal 1", 5), ("equal 2", 5)):
-                asked.append(pool.submit(ask, name, priority, 3))
+                asked.append(pool.submit(ask, name, priority, 100))
                 time.sleep(0.05)
             for one in asked:
                 one.result()

@@ -17,6 +17,7 @@ import uvicorn
 
 from octavo.config import ServerConfig
 from octavo.core.clock import monotonic
+from octavo.core.errors import RequestError
 from octavo.core.step import (
     ScheduledSequence,
     ScheduledStep,
@@ -36,6 +37,7 @@ from octavo.text.chat_template import ChatTemplate
 from octavo.text.pieces import byte_alphabet
 from octavo.text.served_model import ServedModel
 from octavo.text.tokenizer import Tokenizer
+from support.tiny_tokenizers import sentencepiece_pieces, text_assets
 
 Script = Callable[[Sequence[int], int], int]
 """(prompt ids, tokens generated so far) -> the next token."""
@@ -92,6 +94,27 @@ def byte_model(
     return replace(model, **overrides)
 
 
+def sentencepiece_model() -> ServedModel:
+    """Served with a SentencePiece tokenizer, which begins prompts with token 1; 2 ends them."""
+    pieces = sentencepiece_pieces()
+    gguf = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [piece for piece, _, _ in pieces],
+        "tokenizer.ggml.scores": [score for _, score, _ in pieces],
+        "tokenizer.ggml.token_type": [kind for _, _, kind in pieces],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    tokenizer = Tokenizer.from_assets(text_assets(gguf=gguf))
+    return byte_model(
+        tokenizer=tokenizer,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_ids=frozenset(tokenizer.eos_ids),
+        chat_template=ChatTemplate(CHATML, tokenizer),
+    )
+
+
 def always(tokens: Sequence[int]) -> Script:
     """The same tokens for every prompt, over and over."""
     return lambda prompt, count: tokens[count % len(tokens)]
@@ -115,9 +138,9 @@ class _Slot:
 class ScriptedExecutor:
     """Computes nothing: each sequence's next token is the script's.
 
-    fault: (prompt ids, tokens generated so far) -> None, the error of that sequence alone, or an
-    exception that the step raises. step_seconds, prefill_seconds: how long a step takes, and more
-    if it has prompt tokens.
+    fault: (prompt ids, tokens generated so far) -> None, the error of that sequence alone (as a
+    RequestError it is its request's own doing), or an exception that the step raises. step_seconds,
+    prefill_seconds: how long a step takes, and more if it has prompt tokens.
     """
 
     script: Script
@@ -157,6 +180,8 @@ class ScriptedExecutor:
         binding = slot.binding
         prompt = binding.token_ids[: binding.num_prompt_tokens]
         fault = self.fault(prompt, slot.generated)
+        if isinstance(fault, RequestError):
+            return SequenceOutput(sequence.slot, (), error=fault.message, is_refusal=True)
         if isinstance(fault, Exception):
             raise fault
         if fault is not None:

@@ -1,6 +1,7 @@
 """A scripted server in a process of its own: `python -m support.serve_scripted SHUTDOWN_TIMEOUT`.
 
-It prints its URL when it is ready; its engine takes SLOW_START seconds to start.
+It prints its URL when it is ready; its engine takes SLOW_START seconds to start, a step
+STEP_SECONDS.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ async def main() -> None:
     config = ServerConfig(port=0, shutdown_timeout=float(sys.argv[1]))
     listener = bind(config)
     model = byte_model()
-    engine = scripted_engine(ScriptedExecutor(always([97]), step_seconds=0.005), model)
+    seconds = float(os.environ.get("STEP_SECONDS", "0.005"))
+    engine = scripted_engine(ScriptedExecutor(always([97]), step_seconds=seconds), model)
     delay = float(os.environ.get("SLOW_START", "0"))
     if delay:
         engine.start = starting_slowly(engine, delay)  # type: ignore[method-assign]

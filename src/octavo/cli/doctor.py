@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import octavo
-from octavo.config import Config, knobs
 from octavo import machine
+from octavo.config import Config, knobs
 from octavo.core.errors import OctavoError
 
 _GIB = 2**30

@@ -98,7 +98,8 @@ class SamplingParams:
         _number("frequency_penalty", self.frequency_penalty, low=-2, high=2)
         _number("repetition_penalty", self.repetition_penalty, low=0.001, high=1000)
         _integer("n", self.n, low=1, high=MAX_N)
-        _integer("top_k", self.top_k, low=0, high=2**31 - 1)
+        limits = "an integer of at least 1, or 0 or -1 for all"
+        _integer("top_k", self.top_k, low=0, high=2**31 - 1, allowed=limits)
         _integer("min_tokens", self.min_tokens, low=0, high=MAX_TOKENS)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, low=1, high=MAX_TOKENS)
@@ -201,9 +202,7 @@ def _number(
     raise error
 
 
-def _integer(name: str, value: Any, *, low: int, high: int | None = None) -> None:
+def _integer(name: str, value: Any, *, low: int, high: int, allowed: str | None = None) -> None:
     is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if is_integer and value >= low and (high is None or value <= high):
-        return
-    limit = f"an integer of at least {low}" if high is None else f"an integer in [{low}, {high}]"
-    raise _bad(name, value, limit)
+    if not (is_integer and low <= value <= high):
+        raise _bad(name, value, allowed or f"an integer in [{low}, {high}]")

@@ -94,7 +94,7 @@ class SequenceOutput(NamedTuple):
     token_ids: newly generated (empty unless it samples; drafts that were accepted come first).
     logprobs: one per token id where the request asked. prompt_logprobs: for the prompt tokens that
     this chunk's logits predict, i.e. tokens start + 1 to start + num_tokens inside the prompt.
-    error: this sequence alone failed.
+    error: this sequence alone failed. is_refusal: because of what its request asked for.
     """
 
     slot: int
@@ -102,6 +102,7 @@ class SequenceOutput(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
+    is_refusal: bool = False
 
 
 class StepOutput(NamedTuple):
@@ -128,6 +129,7 @@ class TokenDelta(NamedTuple):
     of the request's.
     num_cached_tokens: prompt tokens taken from the prefix cache. prompt_logprobs: on the first
     delta; one entry per prompt token, the first None. num_preemptions, times: on the final delta.
+    error: why it failed. is_refusal: because of what the request asked for.
     """
 
     request_id: str
@@ -141,6 +143,7 @@ class TokenDelta(NamedTuple):
     num_preemptions: int = 0
     times: RequestTimes | None = None
     error: str | None = None
+    is_refusal: bool = False
 
 
 class EngineStats(NamedTuple):

@@ -91,7 +91,9 @@ class ModelRunner:
         for row, index in enumerate(batch.sampling.tolist()):
             slot = outputs[index].slot
             if row in sampled.errors:
-                outputs[index] = SequenceOutput(slot, (), error=sampled.errors[row])
+                outputs[index] = SequenceOutput(
+                    slot, (), error=sampled.errors[row], is_refusal=row in sampled.refused
+                )
             else:
                 logprobs = (sampled.logprobs[row],) if row in sampled.logprobs else None
                 outputs[index] = SequenceOutput(slot, (token_ids[row],), logprobs)

@@ -31,12 +31,14 @@ def non_finite_error(slot: int, position: int) -> str:
 
 class SampledRows(NamedTuple):
     """token_ids (R,) int64. logprobs and errors by row: where asked for, and where sampling failed
-    (the row's token id is then 0 and means nothing).
+    (the row's token id is then 0 and means nothing). refused: the rows that failed because of what
+    their requests asked for.
     """
 
     token_ids: np.ndarray
     logprobs: dict[int, TokenLogprobs]
     errors: dict[int, str]
+    refused: frozenset[int]
 
 
 class Sampler:
@@ -89,10 +91,12 @@ class Sampler:
         ]
         edits = merge_edits(edited, len(slots))
         groups = self._rows_for_logprobs(logits, slots, copy=edits is not None)
+        refused: list[int] = []
         if edits is not None:
             logits = adjust_logits(logits, edits)
             impossible = non_finite_rows(logits) & ~broken
-            for row in np.flatnonzero(impossible).tolist():
+            refused = np.flatnonzero(impossible).tolist()
+            for row in refused:
                 errors[row] = (
                     f"no token is possible at position {positions[row]}: allowed_token_ids, "
                     "bad_words and min_tokens forbid all, or a penalty is too large; relax them"
@@ -105,7 +109,7 @@ class Sampler:
         for num_top, rows, rows_logits in groups:
             records = token_logprobs(rows_logits, token_ids[rows], num_top)
             logprobs.update(zip(rows.tolist(), records, strict=True))
-        return SampledRows(token_ids, logprobs, errors)
+        return SampledRows(token_ids, logprobs, errors, frozenset(refused))
 
     def _choose(
         self, logits: Array, slots: np.ndarray, positions: np.ndarray, broken: np.ndarray

@@ -260,7 +260,8 @@ class Scheduler:
                 continue  # ended while the step ran
             sequence.num_pending -= planned.samples
             if result.error is not None:
-                deltas.append(self._finish(sequence, FinishReason.ERROR, now, error=result.error))
+                final = self._finish(sequence, FinishReason.ERROR, now, error=result.error)
+                deltas.append(final._replace(is_refusal=result.is_refusal))
                 continue
             if result.prompt_logprobs and sequence.prompt_logprobs is not None:
                 # A preempted prompt is computed again: overwrite from where this chunk begins.

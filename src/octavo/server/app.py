@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from octavo.engine.client import EngineClient
 from octavo.server import errors
 from octavo.server.chat import chat_routes
 from octavo.server.completions import completion_routes
+from octavo.server.http_metrics import HttpMetrics
 from octavo.server.metrics import CONTENT_TYPE
 from octavo.server.serving import Serving
 from octavo.server.stats_log import log_stats
@@ -29,13 +30,19 @@ from octavo.text.served_model import ServedModel
 
 
 def create_app(
-    model: ServedModel, engine: EngineClient, config: ServerConfig, clock: Clock
+    model: ServedModel,
+    engine: EngineClient,
+    config: ServerConfig,
+    clock: Clock,
+    *,
+    cache_info: Mapping[str, object] | None = None,
 ) -> FastAPI:
     """The application; its `state.serving` is what a server needs for shutting down.
 
-    The engine must have been started; the application neither starts nor stops it.
+    The engine must have been started; the application neither starts nor stops it. cache_info: what
+    /metrics says of the KV cache. Raises ConfigError.
     """
-    serving = Serving(model, engine, config, clock)
+    serving = Serving(model, engine, config, clock, cache_info or {})
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -55,11 +62,11 @@ def create_app(
         openapi_url=None,
     )
     app.state.serving = serving
-    v1 = APIRouter(prefix="/v1", dependencies=[Depends(_key_check(config.api_key))])
-    v1.include_router(chat_routes(serving))
-    v1.include_router(completion_routes(serving))
-    v1.include_router(_model_routes(serving))
-    app.include_router(v1)
+    guarded = APIRouter(dependencies=[Depends(_key_check(config.api_key))])
+    guarded.include_router(chat_routes(serving))
+    guarded.include_router(completion_routes(serving))
+    guarded.include_router(_model_routes(serving))
+    app.include_router(guarded)
     app.include_router(tokenization_routes(serving))
     app.include_router(_status_routes(serving))
     errors.install(app)
@@ -70,6 +77,7 @@ def create_app(
             allow_methods=["*"],
             allow_headers=["*"],
         )
+    app.add_middleware(HttpMetrics, registry=serving.metrics.registry, clock=clock)
     return app
 
 
@@ -105,11 +113,11 @@ def _model_routes(serving: Serving) -> APIRouter:
         for name in model.names
     }
 
-    @router.get("/models")
+    @router.get("/v1/models")
     async def list_models() -> Response:
         return JSONResponse({"object": "list", "data": list(cards.values())})
 
-    @router.get("/models/{model_id:path}")
+    @router.get("/v1/models/{model_id:path}")
     async def show_model(model_id: str) -> Response:
         return JSONResponse(cards[serving.check_model(model_id)])
 

@@ -10,9 +10,9 @@ from starlette.responses import JSONResponse
 
 from octavo.core.errors import RequestError
 from octavo.core.request import Request as EngineRequest
-from octavo.server.generation import Generation, Piece, collect
-from octavo.server.logprobs import chat_logprobs, prompt_logprobs
-from octavo.server.prompts import final_text
+from octavo.server.generation import Generation, Piece, are_large, collect
+from octavo.server.logprobs import chat_logprobs, check_num_shown, prompt_logprobs
+from octavo.server.offload import offloaded
 from octavo.server.request_body import read_body
 from octavo.server.schemas import ChatRequest, StreamOptions
 from octavo.server.serving import Serving, new_id
@@ -23,7 +23,7 @@ from octavo.text.tokenizer import Tokenizer
 def chat_routes(serving: Serving) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/chat/completions")
+    @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatRequest, serving.config)
         arrival, fields = serving.clock(), body.fields
@@ -34,11 +34,11 @@ def chat_routes(serving: Serving) -> APIRouter:
             "model": serving.check_model(fields.model),
             "system_fingerprint": serving.model.fingerprint or None,
         }
-        engine_request = await serving.prepare(
-            body, lambda: _engine_request(serving, fields, str(envelope["id"]), arrival)
+        engine_request = await offloaded(
+            body.is_large, lambda: _engine_request(serving, fields, str(envelope["id"]), arrival)
         )
+        tokenizer, echo = serving.model.tokenizer, _echo(serving, fields)
         generation = await serving.start([engine_request])
-        tokenizer, echo = serving.model.tokenizer, _echo(fields)
         if fields.stream:
             writer = ChatChunkWriter(envelope, generation, fields.stream_options, tokenizer, echo)
             return EventStream(
@@ -46,8 +46,12 @@ def chat_routes(serving: Serving) -> APIRouter:
             )
         async with generation, aborting_on_disconnect(request.receive, generation):
             choices = await collect(generation)
-        reply = _reply(choices, generation.usage.body(), tokenizer, echo)
-        return JSONResponse({**envelope, **reply}, headers=body.warning_headers)
+
+        def respond() -> JSONResponse:
+            reply = _reply(choices, generation.usage.body(), tokenizer, echo)
+            return JSONResponse({**envelope, **reply}, headers=body.warning_headers)
+
+        return await offloaded(are_large(choices), respond)
 
     return router
 
@@ -89,6 +93,8 @@ def _engine_request(
         token_ids = serving.prompts.chat(
             fields.messages, fields, add_special_tokens=fields.add_special_tokens
         )
+        if (num_top := sampling.prompt_logprobs) is not None:
+            check_num_shown(len(token_ids), 1, model.vocab_size if num_top == -1 else num_top)
         return model.request(
             request_id,
             token_ids,
@@ -102,11 +108,12 @@ def _engine_request(
         raise fields.in_its_words(error) from None
 
 
-def _echo(fields: ChatRequest) -> str:
+def _echo(serving: Serving, fields: ChatRequest) -> str:
     """The text that `echo` repeats: the last message's, where the reply goes on with it."""
     if not (fields.echo and fields.continue_final_message):
         return ""
-    return final_text(fields.messages[-1])
+    template = serving.model.chat_template
+    return template.continued_text(fields.messages[-1], has_tools=bool(fields.tools))
 
 
 def _reply(

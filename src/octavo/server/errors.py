@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,11 @@ logger = logging.getLogger(__name__)
 
 MAX_ERRORS_SHOWN = 10
 MAX_INPUT_CHARS = 200
+# Cuts lists, objects and texts before they are rendered: a client's may be huge.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 4
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 2 * MAX_INPUT_CHARS
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 20
 SERVER_ERROR = "The server had an error while processing your request."
 
 _TYPES = {
@@ -70,10 +76,7 @@ def server_error(error: Exception) -> RequestError:
 
 def shown(value: Any) -> str:
     """An input as an error message quotes it, cut to a bearable length."""
-    # repr of a huge list is itself huge: cut long containers and texts before, not after.
-    if isinstance(value, (str, bytes, list, tuple)) and len(value) > MAX_INPUT_CHARS:
-        value = value[:MAX_INPUT_CHARS]
-    text = repr(value)
+    text = _SHORT.repr(value)
     return text if len(text) <= MAX_INPUT_CHARS else text[:MAX_INPUT_CHARS] + "..."
 
 
@@ -85,11 +88,14 @@ def sanitized(message: str) -> str:
 
 def validation_error(error: ValidationError) -> RequestError:
     """pydantic's findings as one sentence each; `param` is the first field at fault."""
+    # All of them are rendered here: the schemas see to it that they are few (FailFast).
     found = error.errors(include_url=False, include_context=False)
-    sentences = [_sentence(item["loc"], item["msg"], item["input"], item["type"]) for item in found]
-    if len(sentences) > MAX_ERRORS_SHOWN:
-        hidden = len(sentences) - MAX_ERRORS_SHOWN
-        sentences = [*sentences[:MAX_ERRORS_SHOWN], f"and {hidden} more errors"]
+    sentences = [
+        _sentence(item["loc"], item["msg"], item["input"], item["type"])
+        for item in found[:MAX_ERRORS_SHOWN]
+    ]
+    if (hidden := len(found) - MAX_ERRORS_SHOWN) > 0:
+        sentences.append(f"and {hidden} more errors")
     return RequestError("; ".join(sentences), param=_field(found[0]["loc"]))
 
 

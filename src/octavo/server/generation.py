@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import chain
 from typing import NamedTuple
 
 from octavo.core.clock import Clock
@@ -14,8 +15,11 @@ from octavo.core.step import TokenDelta, TokenLogprobs
 from octavo.engine.client import RequestStream
 from octavo.server.errors import SERVER_ERROR, sanitized
 from octavo.server.metrics import Metrics, RequestRecord
-from octavo.text.output import OutputText
+from octavo.text.choice import Choice
 from octavo.text.tokenizer import Tokenizer
+
+LARGE_LOGPROBS = 500
+"""Candidates from which on they are shown beside the event loop; each takes some microseconds."""
 
 
 class Piece(NamedTuple):
@@ -33,6 +37,21 @@ class Piece(NamedTuple):
     prompt_logprobs: Sequence[TokenLogprobs | None] | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+
+    @property
+    def is_large(self) -> bool:
+        return are_large((self,))
+
+
+def are_large(pieces: Iterable[Piece]) -> bool:
+    """Whether showing their log-probabilities would hold the event loop up for long."""
+    num_candidates = 0
+    for piece in pieces:
+        for entry in chain(piece.logprobs or (), piece.prompt_logprobs or ()):
+            num_candidates += 1 if entry is None else 1 + len(entry.top)
+            if num_candidates >= LARGE_LOGPROBS:
+                return True
+    return False
 
 
 class Usage:
@@ -55,19 +74,19 @@ class Usage:
 class _Prompt:
     """One prompt's request while it runs."""
 
-    def __init__(self, request: Request, stream: RequestStream, record: RequestRecord) -> None:
-        self.request = request
+    def __init__(
+        self,
+        request: Request,
+        stream: RequestStream,
+        record: RequestRecord,
+        tokenizer: Tokenizer,
+    ) -> None:
         self.stream = stream
         self.record = record
+        self.choices = [Choice(tokenizer, request) for _ in range(request.sampling.n)]
+        self.unstarted = set(range(request.sampling.n))
         self.is_started = False
         self.logprobs: Sequence[TokenLogprobs | None] | None = None
-
-
-class _Choice:
-    def __init__(self, text: OutputText) -> None:
-        self.text = text
-        self.is_started = False
-        self.is_finished = False
 
 
 class Generation(AbstractAsyncContextManager["Generation"]):
@@ -91,19 +110,14 @@ class Generation(AbstractAsyncContextManager["Generation"]):
         self._on_exit = on_exit
         self._n = requests[0].sampling.n
         self._prompts = [
-            _Prompt(request, stream, RequestRecord(metrics, request))
+            _Prompt(request, stream, RequestRecord(metrics, request), tokenizer)
             for request, stream in zip(requests, streams, strict=True)
-        ]
-        self._choices = [
-            _Choice(_output_text(tokenizer, request))
-            for request in requests
-            for _ in range(self._n)
         ]
         self.usage = Usage(sum(request.num_prompt_tokens for request in requests))
 
     @property
     def num_choices(self) -> int:
-        return len(self._choices)
+        return len(self._prompts) * self._n
 
     def abort(self) -> None:
         """End what still runs; the iteration goes on to the final pieces."""
@@ -118,12 +132,12 @@ class Generation(AbstractAsyncContextManager["Generation"]):
         self._on_exit(self)
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        failure: str | None = None
+        failure: RequestError | None = None
         try:
             async for number, delta in _merged([prompt.stream for prompt in self._prompts]):
                 piece = self._take(number, delta)
                 if delta.finish_reason is FinishReason.ERROR and failure is None:
-                    failure = delta.error or "the request failed"
+                    failure = _failure(delta)
                     self.abort()
                 if piece is not None and failure is None:
                     yield piece
@@ -133,50 +147,39 @@ class Generation(AbstractAsyncContextManager["Generation"]):
                 prompt.record.lost(FinishReason.ERROR, now)
             raise
         if failure is not None:
-            raise RequestError(f"{SERVER_ERROR} ({sanitized(failure)})", status=500)
+            raise failure
 
     def _take(self, number: int, delta: TokenDelta) -> Piece | None:
         """Account for a delta; None if it adds nothing to the reply."""
         prompt = self._prompts[number]
-        choice_number = number * self._n + delta.index
-        choice = self._choices[choice_number]
         now = self._clock()
         if not prompt.is_started:
             prompt.is_started = True
             prompt.logprobs = delta.prompt_logprobs
             self.usage.cached_tokens += delta.num_cached_tokens
-        reason, stop_reason = delta.finish_reason, delta.stop_token_id
-        if choice.is_finished:  # by a stop string; the engine may have been a step ahead
-            if reason is not None:
+        added = prompt.choices[delta.index].take(delta)
+        if added is None:  # the engine may have been a step ahead of a stop string
+            if delta.finish_reason is not None:
                 self._record_end(prompt, delta, FinishReason.STOP, now)
             return None
 
-        added = choice.text.push(
-            delta.token_ids,
-            final=reason is not None,
-            ended_by_token=reason is FinishReason.STOP,
-        )
-        num_tokens = added.num_tokens_consumed
-        if num_tokens:
+        if num_tokens := len(added.token_ids):
             self.usage.completion_tokens += num_tokens
             prompt.record.delivered(delta.index, num_tokens, delta.num_cached_tokens, now)
-        if added.stop_reason is not None and reason is None:
+        if added.must_stop:
             prompt.stream.stop(delta.index)
-        elif reason is not None:
-            ended = FinishReason.STOP if added.stop_reason is not None else reason
-            self._record_end(prompt, delta, ended, now)
-        if added.stop_reason is not None:
-            reason = FinishReason.STOP
-        is_first, choice.is_started = not choice.is_started, True
-        choice.is_finished = reason is not None
+        elif added.finish_reason is not None:
+            self._record_end(prompt, delta, added.finish_reason, now)
+        is_first = delta.index in prompt.unstarted
+        prompt.unstarted.discard(delta.index)
         return Piece(
-            choice_number,
+            number * self._n + delta.index,
             added.text,
-            delta.token_ids[:num_tokens],
-            None if delta.logprobs is None else delta.logprobs[:num_tokens],
+            added.token_ids,
+            added.logprobs,
             prompt.logprobs if is_first else None,
-            reason,
-            stop_reason if added.stop_reason is None else added.stop_reason,
+            added.finish_reason,
+            added.stop_reason,
         )
 
     def _record_end(
@@ -205,16 +208,12 @@ def _joined(pieces: Sequence[Piece]) -> Piece:
     )
 
 
-def _output_text(tokenizer: Tokenizer, request: Request) -> OutputText:
-    sampling = request.sampling
-    return OutputText(
-        tokenizer,
-        request.prompt_token_ids,
-        stop=sampling.stop,
-        include_stop=sampling.include_stop_str_in_output,
-        min_tokens=sampling.min_tokens,
-        skip_special_tokens=sampling.skip_special_tokens,
-    )
+def _failure(delta: TokenDelta) -> RequestError:
+    """What a client is told of a sequence that ended with an error."""
+    message = sanitized(delta.error or "the request failed")
+    if delta.is_refusal:
+        return RequestError(message)
+    return RequestError(f"{SERVER_ERROR} ({message})", status=500)
 
 
 async def _merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, TokenDelta]]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from octavo.core.errors import RequestError
 from octavo.core.step import TokenLogprobs
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.logprob_text import logprob_text
 from octavo.text.tokenizer import Tokenizer
 
+# Of the candidates that a reply shows for its prompts' tokens; each is up to 100 bytes of JSON.
+_MAX_PROMPT_CANDIDATES = 2_000_000
 # JSON has no infinity; OpenAI writes this for a token that can't be.
 _LEAST = -9999.0
 
@@ -35,12 +38,16 @@ class CompletionLogprobs:
     """choices[].logprobs of completions, for one choice; text offsets go on from piece to piece."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        skip_special_tokens: bool,
+        offset: int = 0,
     ) -> None:
-        """prompt_ids: of the prompt, if the choice's text does not repeat it."""
+        """prompt_ids: what goes before the tokens. offset: characters shown before them."""
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids, skip_special_tokens)
-        self._offset = 0
+        self._offset = offset
 
     def take(
         self, token_ids: Sequence[int], entries: Iterable[TokenLogprobs | None]
@@ -71,6 +78,20 @@ class CompletionLogprobs:
 
     def _text(self, token_id: int) -> str:
         return logprob_text(self._tokenizer, token_id).token
+
+
+def check_num_shown(num_tokens: int, num_times: int, num_top: int) -> None:
+    """Raises RequestError if prompts of so many tokens would be shown too often, with too many
+    candidates each.
+    """
+    num_shown = num_tokens * num_times * (num_top + 1)
+    if num_shown > _MAX_PROMPT_CANDIDATES:
+        raise RequestError(
+            f"{num_tokens} prompt tokens, each with {num_top} candidates and shown {num_times} "
+            f"times, are {num_shown} entries; ask for at most {_MAX_PROMPT_CANDIDATES}: lower "
+            "prompt_logprobs or n, leave out echo, or send less",
+            param="prompt_logprobs",
+        )
 
 
 def prompt_logprobs(

@@ -14,15 +14,18 @@ are fed by what was delivered, so once nothing runs they agree exactly:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from octavo.core.errors import ConfigError
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import EngineStats, RequestTimes
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+_PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_:]*")
 _LABELS = ("model_name", "engine")
 _ENGINE = "0"
 
@@ -42,10 +45,24 @@ _REQUEST_SECONDS = (
 
 
 class Metrics:
-    """All metrics of one served model, in a registry of their own."""
+    """All metrics of one served model, in a registry of their own.
 
-    def __init__(self, prefix: str, model_name: str, max_model_len: int) -> None:
-        self._registry = CollectorRegistry()
+    cache_info: labels of cache_config_info. Raises ConfigError for a prefix that can't be one.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        model_name: str,
+        max_model_len: int,
+        cache_info: Mapping[str, object] | None = None,
+    ) -> None:
+        if not _PREFIX.fullmatch(prefix):
+            raise ConfigError(
+                "--metrics-prefix must begin with a letter or _ and go on with letters, digits, _ "
+                f"and :, got {prefix!r}; use octavo or vllm"
+            )
+        self.registry = CollectorRegistry()
         self._prefix = prefix
         self._values = (model_name, _ENGINE)
         self._last = EngineStats()
@@ -72,6 +89,12 @@ class Metrics:
         self.prompt_tokens_cached = self._counter(
             "prompt_tokens_cached", "Prompt tokens taken from the prefix cache."
         )
+        self.prompt_tokens_computed, self.prompt_tokens_hit = [
+            self._counter(
+                "prompt_tokens_by_source", "Where prompt tokens came from.", source=source
+            )
+            for source in ("local_compute", "local_cache_hit")
+        ]
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self.num_prompt_tokens = self._histogram(
             "request_prompt_tokens", "Prompt tokens of a request.", lengths
@@ -131,6 +154,8 @@ class Metrics:
             "Requests refused because too many wait.",
             reason="max_num_queued_reqs",
         )
+        if cache_info:
+            self._info("cache_config_info", "The KV cache's configuration.", cache_info)
 
     def on_stats(self, stats: EngineStats) -> None:
         """The engine's news after a step."""
@@ -146,22 +171,27 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     def _gauge(self, name: str, doc: str) -> Gauge:
-        metric = Gauge(self._name(name), doc, _LABELS, registry=self._registry)
+        metric = Gauge(self._name(name), doc, _LABELS, registry=self.registry)
         return metric.labels(*self._values)
+
+    def _info(self, name: str, doc: str, labels: Mapping[str, object]) -> None:
+        names = (*_LABELS, *labels)
+        metric = Gauge(self._name(name), doc, names, registry=self.registry)
+        metric.labels(*self._values, *map(str, labels.values())).set(1)
 
     def _counter(self, name: str, doc: str, **label: str) -> Counter:
         known = self._families.get(name)
         if known is None:
             labels = (*_LABELS, *label)
-            known = Counter(self._name(name), doc, labels, registry=self._registry)
+            known = Counter(self._name(name), doc, labels, registry=self.registry)
             self._families[name] = known
         return known.labels(*self._values, *label.values())
 
     def _histogram(self, name: str, doc: str, buckets: Sequence[float]) -> Histogram:
-        metric = Histogram(self._name(name), doc, _LABELS, buckets=buckets, registry=self._registry)
+        metric = Histogram(self._name(name), doc, _LABELS, buckets=buckets, registry=self.registry)
         return metric.labels(*self._values)
 
     def _name(self, name: str) -> str:
@@ -233,10 +263,14 @@ class RequestRecord:
     def _start(self, num_cached: int) -> None:
         self._is_started = True
         num_prompt = self._request.num_prompt_tokens
-        self._metrics.prompt_tokens.inc(num_prompt)
-        self._metrics.prompt_tokens_cached.inc(num_cached)
-        self._metrics.num_prompt_tokens.observe(num_prompt)
-        self._metrics.num_computed_tokens.observe(num_prompt - num_cached)
+        num_computed = num_prompt - num_cached
+        metrics = self._metrics
+        metrics.prompt_tokens.inc(num_prompt)
+        metrics.prompt_tokens_cached.inc(num_cached)
+        metrics.prompt_tokens_hit.inc(num_cached)
+        metrics.prompt_tokens_computed.inc(num_computed)
+        metrics.num_prompt_tokens.observe(num_prompt)
+        metrics.num_computed_tokens.observe(num_computed)
 
 
 def _one_two_five(highest: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from octavo.core.errors import RequestError
@@ -26,6 +25,11 @@ class PromptEncoder:
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
+        tokenizer = model.tokenizer
+        # No text has fewer tokens than its bytes over those of the longest token.
+        self._longest_token = max(
+            (len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)), default=1
+        )
 
     def completions(self, value: Any, *, add_special_tokens: bool) -> list[Prompt]:
         """The forms of `prompt`: a text, token ids, or a list of either. Raises RequestError."""
@@ -47,18 +51,11 @@ class PromptEncoder:
         self, messages: Sequence[dict[str, Any]], fields: ChatFields, *, add_special_tokens: bool
     ) -> list[int]:
         """Token ids of a conversation. Raises RequestError."""
-        template = self._model.chat_template
-        if template is None:
-            raise RequestError(
-                "this model has no chat template; start the server with --chat-template FILE, or "
-                "use /v1/completions",
-                param="messages",
-            )
-        self._check_chars(sum(len(final_text(message)) for message in messages), "messages")
+        self._check_chars(sum(map(_num_chars, messages)), "messages")
         add_generation_prompt = fields.add_generation_prompt
         if add_generation_prompt is None:
             add_generation_prompt = not fields.continue_final_message
-        return template.encode_chat(
+        return self._model.chat_template.encode_chat(
             messages,
             tools=fields.tools,
             documents=fields.documents,
@@ -89,22 +86,13 @@ class PromptEncoder:
                 param=param,
             )
 
-    @cached_property
-    def _longest_token(self) -> int:
-        """Bytes of the longest token: no text has fewer tokens than its characters over this."""
-        tokenizer = self._model.tokenizer
-        return max((len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)), default=1)
 
-
-def final_text(message: dict[str, Any]) -> str:
-    """The text of a message, whose content may be a list of parts."""
+def _num_chars(message: dict[str, Any]) -> int:
+    """Of a message's text, which may come in parts; anything else is the template's to refuse."""
     content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return ""
-    parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-    return "".join(part for part in parts if isinstance(part, str))
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def _is_list_of_prompts(value: Any) -> bool:

@@ -6,28 +6,25 @@ JSON leaves open (NaN, duplicate names, lone surrogates) is refused instead of g
 
 from __future__ import annotations
 
-import asyncio
-import json
-import re
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 from urllib.parse import quote
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from octavo.config import ServerConfig, nearest
+from octavo.core import strict_json
 from octavo.core.errors import RequestError
 from octavo.server.errors import shown, validation_error
+from octavo.server.offload import offloaded
 from octavo.server.schemas import RequestBody
 
 Schema = TypeVar("Schema", bound=RequestBody)
 
-MAX_DEPTH = 64
 LARGE_BODY_BYTES = 16 * 1024
 """From here on parsing, templates and tokenizing leave the event loop: the hop costs less then."""
 _MAX_FIELDS_LISTED = 20
-_HIGH_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,8 @@ class Body(Generic[Schema]):
         """What `--ignore-unknown-fields` promises."""
         if not self.ignored:
             return {}
-        names = [quote(name[:100], safe="") for name in self.ignored[:_MAX_FIELDS_LISTED]]
+        # An empty name must not leave the header's end bare: h11 refuses to send that.
+        names = [quote(name[:100], safe="") or "''" for name in self.ignored[:_MAX_FIELDS_LISTED]]
         return {"X-Octavo-Ignored-Fields": ", ".join(names)}
 
 
@@ -56,9 +54,9 @@ async def read_body(request: Request, schema: type[Schema], config: ServerConfig
     """Read, parse and validate. Raises RequestError."""
     _check_content_type(request.headers.get("content-type"))
     body = await _read(request, config.max_body_bytes)
-    if len(body) < LARGE_BODY_BYTES:
-        return parse(body, schema, config.ignore_unknown_fields)
-    return await asyncio.to_thread(parse, body, schema, config.ignore_unknown_fields)
+    return await offloaded(
+        len(body) >= LARGE_BODY_BYTES, lambda: parse(body, schema, config.ignore_unknown_fields)
+    )
 
 
 def parse(body: bytes, schema: type[Schema], ignore_unknown: bool) -> Body[Schema]:
@@ -67,43 +65,69 @@ def parse(body: bytes, schema: type[Schema], ignore_unknown: bool) -> Body[Schem
     A null means that the field was not given. Unknown names are refused, with the nearest known
     one, or listed in the result under `ignore_unknown`.
     """
-    # Without the nulls `model_fields_set` is exactly what the client asked for.
-    given = {name: value for name, value in parse_json(body).items() if value is not None}
-    for name in given:
-        if (reason := schema.refused.get(name)) is not None:
+    given = parse_json(body)
+    for name, value in given.items():
+        if value is not None and (reason := schema.refused.get(name)) is not None:
             raise RequestError(f"{name} {reason}", param=name)
-    unknown = [name for name in given if name not in schema.model_fields]
+    given, unknown = _known(given, schema)
     if unknown and not ignore_unknown:
-        name = unknown[0]
-        hint = nearest(name, list(schema.model_fields))
-        raise RequestError(
-            f"unknown field {shown(name)}{hint} (--ignore-unknown-fields accepts such fields)",
-            param=name[:200],
-        )
+        raise _unknown_field(*unknown[0])
     try:
         fields = schema.model_validate(given)
     except ValidationError as error:
         raise validation_error(error) from None
-    return Body(fields, len(body), tuple(unknown))
+    return Body(fields, len(body), tuple(name for name, _ in unknown))
+
+
+def _known(
+    given: dict[str, Any], schema: type[BaseModel], prefix: str = ""
+) -> tuple[dict[str, Any], list[tuple[str, type[BaseModel]]]]:
+    """(what of `given` the schema has, without nulls; (full name, schema) of what it has not).
+
+    Without the nulls `model_fields_set` is exactly what the client asked for.
+    """
+    fields = {field.alias or name: field for name, field in schema.model_fields.items()}
+    known: dict[str, Any] = {}
+    unknown: list[tuple[str, type[BaseModel]]] = []
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name not in fields:
+            unknown.append((prefix + name, schema))
+            continue
+        inner = _object_schema(fields[name].annotation)
+        if inner is not None and isinstance(value, dict):
+            value, unknown_inside = _known(value, inner, f"{prefix}{name}.")
+            unknown += unknown_inside
+        known[name] = value
+    return known, unknown
+
+
+def _object_schema(hint: Any) -> type[BaseModel] | None:
+    """StreamOptions of `StreamOptions | None`; None for a field that is no object of a schema."""
+    for kind in get_args(hint) or (hint,):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _unknown_field(name: str, schema: type[BaseModel]) -> RequestError:
+    known = [field.alias or name for name, field in schema.model_fields.items()]
+    hint = nearest(name.rpartition(".")[2], known)
+    return RequestError(
+        f"unknown field {shown(name)}{hint} (--ignore-unknown-fields accepts such fields)",
+        param=name[:200],
+    )
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
     """The object that the body holds. Raises RequestError for anything else."""
     try:
-        value = json.loads(
-            body.decode(), parse_constant=_refuse_constant, object_pairs_hook=_unique
-        )
-    except RecursionError:
-        raise _too_deep() from None
-    except ValueError as error:  # JSON, UTF-8, digits beyond Python's limit, our own refusals
+        value = strict_json.loads(body.decode())
+    except ValueError as error:
         raise RequestError(f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise RequestError(f"the body must be a JSON object, got {shown(value)}")
-    # Most bodies have too few brackets for any of these to matter.
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
-        _check_depth(value)
-    if _HIGH_SURROGATE_ESCAPE.search(body):
-        _check_text(value)
     return value
 
 
@@ -132,45 +156,3 @@ def _too_large(limit: int) -> RequestError:
     return RequestError(
         f"the body is larger than {limit} bytes (--max-body-bytes); send less", status=413
     )
-
-
-def _too_deep() -> RequestError:
-    return RequestError(f"the body nests deeper than {MAX_DEPTH} levels; flatten it")
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
-        raise ValueError(f"{shown(twice)} is given twice")
-    return found
-
-
-def _check_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for item in level
-            for child in (item.values() if type(item) is dict else item)
-            if type(child) is dict or type(child) is list
-        ]
-        if not level:
-            return
-    raise _too_deep()
-
-
-def _check_text(value: Any) -> None:
-    """JSON can spell half a surrogate pair; no tokenizer, template or reply can hold it."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise RequestError(
-            "the body has half of a surrogate pair (such as \\ud800), which is not text; "
-            "send whole characters"
-        ) from None

@@ -22,7 +22,9 @@ from octavo.server.serving import Serving
 logger = logging.getLogger(__name__)
 
 # After the running requests were aborted, their last chunks get this long to leave.
-_FLUSH_SECONDS = 5
+_FLUSH_SECONDS = 2
+# When nobody read those, connections are cut; then tasks get this long to notice.
+_CUT_SECONDS = 1
 # With a dead engine the server stays this long, to tell clients and load balancers.
 _DEAD_SECONDS = 5
 # `timeout` and others signal a process and then its group: that is one signal.
@@ -159,7 +161,10 @@ class _Server(uvicorn.Server):
                 log_config=None,
                 access_log=config.access_log,
                 server_header=False,
-                timeout_graceful_shutdown=math.ceil(config.shutdown_timeout) + _FLUSH_SECONDS,
+                # Only for what ignores that its connection was cut: it is cancelled, with a log.
+                timeout_graceful_shutdown=math.ceil(config.shutdown_timeout)
+                + _FLUSH_SECONDS
+                + _CUT_SECONDS,
             )
         )
         # Its news is in the banner already; the access log is asked for explicitly.
@@ -174,16 +179,31 @@ class _Server(uvicorn.Server):
         logger.info("shutting down in at most %g s", self._shutdown_timeout)
         self.should_exit = True
         self._serving.close()
-        asyncio.get_running_loop().call_later(self._shutdown_timeout, self._serving.abort_all)
+        asyncio.get_running_loop().call_later(self._shutdown_timeout, self._abort_all)
 
     def abort(self) -> None:
         """End now."""
         logger.info("aborting the running requests")
+        self._abort_all()
+        later = asyncio.get_running_loop().call_later
+        later(_FLUSH_SECONDS + _CUT_SECONDS, self._force_exit)
+
+    def _abort_all(self) -> None:
         self._serving.abort_all()
-        asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._force_exit)
+        asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._cut)
+
+    def _cut(self, is_chosen: Callable[[Any], bool] = lambda protocol: True) -> None:
+        """Close connections at once: for the application, their clients have left."""
+        for protocol in list(self.server_state.connections):
+            if is_chosen(protocol):
+                protocol.transport.abort()
 
     def _force_exit(self) -> None:
         self.force_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._cut(_is_receiving)  # uvicorn would wait for the rest
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -199,6 +219,12 @@ class _Server(uvicorn.Server):
                 f"can't listen on {_url(listener)} ({error.strerror}); choose another --port"
             ) from None
         self._on_ready(_url(listener))
+
+
+def _is_receiving(protocol: Any) -> bool:
+    """Whether uvicorn's protocol is in the middle of a request's body."""
+    cycle = getattr(protocol, "cycle", None)
+    return cycle is not None and cycle.more_body and not cycle.response_complete
 
 
 def _url(listener: socket.socket) -> str:

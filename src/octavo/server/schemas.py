@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -64,6 +64,9 @@ _REFUSED_IN_COMPLETIONS: Mapping[str, str] = {
     "prompt_embeds": "is not built yet; send a prompt",
 }
 
+# As JSON writes it: of two spellings of one number one would silently win.
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+
 _SAMPLING_FIELDS = frozenset(f.name for f in fields(SamplingParams))
 
 
@@ -71,23 +74,21 @@ def _one_or_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _without_nulls(value: Any) -> Any:
-    """Null means "not given" in nested objects, too."""
-    if isinstance(value, dict):
-        return {name: item for name, item in value.items() if item is not None}
-    return value
-
-
-def _integer_keys(value: Any) -> Any:
-    """JSON has text keys only: {"42": 1.5} is {42: 1.5}."""
+def _biases(value: Any) -> Any:
+    """JSON has text keys only: {"42": 1.5} is {42: 1.5}. Ends at the first error."""
     if not isinstance(value, dict):
         return value
-    for key in value:
-        if not key.removeprefix("-").isdecimal():
+    for key, bias in value.items():
+        if not _INTEGER.fullmatch(key):
             raise ValueError(f"keys must be token ids, not {key[:40]!r}")
-    return {int(key): item for key, item in value.items()}
+        if type(bias) not in (int, float):
+            raise ValueError(f"values must be numbers, not {type(bias).__name__} (of key {key})")
+    return {int(key): bias for key, bias in value.items()}
 
 
+# Lists end at their first error: a body has room for a million.
+Item = TypeVar("Item")
+ListOf = Annotated[list[Item], Field(fail_fast=True)]
 Unused = Annotated[Any, Field(description="Accepted; can't change the output.")]
 
 
@@ -101,7 +102,7 @@ class RequestBody(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True)
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -109,7 +110,7 @@ class StreamOptions(BaseModel):
 
 
 class JsonSchemaFormat(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True)
 
     name: str
     json_schema: dict[str, Any] = Field(alias="schema")
@@ -120,10 +121,10 @@ class JsonSchemaFormat(BaseModel):
 class ResponseFormat(BaseModel):
     """Checked whole, so that a malformed one is told apart from one that isn't built."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: Annotated[JsonSchemaFormat | None, BeforeValidator(_without_nulls)] = None
+    json_schema: JsonSchemaFormat | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -151,21 +152,21 @@ class SamplingFields(RequestBody):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(_one_or_list)] = None
-    stop_token_ids: list[int] | None = None
+    stop: Annotated[ListOf[str] | None, BeforeValidator(_one_or_list)] = None
+    stop_token_ids: ListOf[int] | None = None
     ignore_eos: bool | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
-    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_integer_keys)] = None
+    bad_words: ListOf[str] | None = None
+    allowed_token_ids: ListOf[int] | None = None
+    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_biases)] = None
 
     stream: bool = False
-    stream_options: Annotated[StreamOptions | None, BeforeValidator(_without_nulls)] = None
-    response_format: Annotated[ResponseFormat | None, BeforeValidator(_without_nulls)] = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
     echo: bool = False
     priority: int = Field(0, ge=-(2**31), lt=2**31)
     cache_salt: str = Field("", max_length=1024)
@@ -235,8 +236,8 @@ def _message(value: Any) -> Any:
 
 
 Message = Annotated[dict[str, Any], BeforeValidator(_message)]
-Messages = Annotated[list[Message], Field(min_length=1)]
-Objects = Annotated[list[dict[str, Any]], Field(min_length=1)]
+Messages = Annotated[ListOf[Message], Field(min_length=1)]
+Objects = Annotated[ListOf[dict[str, Any]], Field(min_length=1)]
 
 
 class ChatFields(RequestBody):
@@ -260,7 +261,7 @@ class ChatRequest(ChatFields, SamplingFields):
     tool_choice: Any = None
     parallel_tool_calls: Unused = None
     prediction: Unused = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: ListOf[Literal["text"]] | None = None
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
@@ -323,8 +324,13 @@ class TokenizeRequest(ChatFields):
     def _check_source(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise RequestError("send either prompt or messages", param="prompt")
+        if self.messages is not None and "parse_special" in self.model_fields_set:
+            raise RequestError(
+                "parse_special goes with prompt: markers in messages are always text; leave it out",
+                param="parse_special",
+            )
         return self
 
 
 class DetokenizeRequest(RequestBody):
-    tokens: list[int]
+    tokens: ListOf[int]

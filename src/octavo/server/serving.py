@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from octavo.config import ServerConfig
 from octavo.core.clock import Clock
@@ -15,24 +14,26 @@ from octavo.engine.client import EngineClient, RequestStream
 from octavo.server.generation import Generation
 from octavo.server.metrics import Metrics
 from octavo.server.prompts import PromptEncoder
-from octavo.server.request_body import Body, Schema
 from octavo.text.served_model import ServedModel
-
-Result = TypeVar("Result")
 
 
 class Serving:
     """One model behind one engine."""
 
     def __init__(
-        self, model: ServedModel, engine: EngineClient, config: ServerConfig, clock: Clock
+        self,
+        model: ServedModel,
+        engine: EngineClient,
+        config: ServerConfig,
+        clock: Clock,
+        cache_info: Mapping[str, object],
     ) -> None:
         self.model = model
         self.engine = engine
         self.config = config
         self.clock = clock
         self.prompts = PromptEncoder(model)
-        self.metrics = Metrics(config.metrics_prefix, model.name, model.max_model_len)
+        self.metrics = Metrics(config.metrics_prefix, model.name, model.max_model_len, cache_info)
         engine.on_stats = self.metrics.on_stats
         self._open: set[Generation] = set()
         self._is_closing = False
@@ -49,10 +50,6 @@ class Serving:
                 status=404,
             )
         return name
-
-    async def prepare(self, body: Body[Schema], work: Callable[[], Result]) -> Result:
-        """Do the text work of a request, beside the event loop if it may take long."""
-        return await asyncio.to_thread(work) if body.is_large else work()
 
     async def start(self, requests: Sequence[Request]) -> Generation:
         """Hand the requests of one HTTP request over and wait until all are accepted.
@@ -90,16 +87,15 @@ class Serving:
         if len(requests) == 1:
             return [await self.engine.submit(requests[0])]
         # At once: each answer may take an engine step.
-        results = await asyncio.gather(
-            *[self.engine.submit(request) for request in requests], return_exceptions=True
-        )
-        streams = [result for result in results if isinstance(result, RequestStream)]
-        for result in results:
-            if isinstance(result, BaseException):
-                for stream in streams:
-                    stream.abort()
-                raise result
-        return streams
+        answers = [asyncio.ensure_future(self.engine.submit(request)) for request in requests]
+        try:
+            return await asyncio.gather(*answers)
+        except BaseException:  # a refusal, or this HTTP request was cancelled
+            for answer in answers:
+                # Where the engine has not answered yet, cancelling aborts.
+                if not answer.cancel() and not answer.cancelled() and answer.exception() is None:
+                    answer.result().abort()
+            raise
 
 
 def new_id(prefix: str) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.server.errors import error_body, server_error
 from octavo.server.generation import Generation, Piece
+from octavo.server.offload import offloaded
 from octavo.server.schemas import StreamOptions
 
 to_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -131,7 +133,7 @@ class EventStream(Response):
         now = asyncio.get_running_loop().time
         try:
             async for piece in self._generation:
-                data = self._writer.chunk(piece)
+                data = await offloaded(piece.is_large, partial(self._writer.chunk, piece))
                 if data:
                     self._last_sent = now()
                     await send({"type": "http.response.body", "body": data, "more_body": True})

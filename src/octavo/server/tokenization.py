@@ -6,9 +6,11 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
 from octavo.core.errors import RequestError
+from octavo.server.offload import offloaded
 from octavo.server.request_body import read_body
 from octavo.server.schemas import DetokenizeRequest, TokenizeRequest
 from octavo.server.serving import Serving
+from octavo.text.served_model import ServedModel
 
 
 def tokenization_routes(serving: Serving) -> APIRouter:
@@ -19,32 +21,44 @@ def tokenization_routes(serving: Serving) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, TokenizeRequest, serving.config)
         serving.check_model(body.fields.model)
-        token_ids = await serving.prepare(body, lambda: _encode(serving, body.fields))
-        texts = None
-        if body.fields.return_token_strs:
-            texts = [model.tokenizer.token_text(i) for i in token_ids]
-        reply = {
-            "count": len(token_ids),
-            "max_model_len": model.max_model_len,
-            "tokens": token_ids,
-            "token_strs": texts,
-        }
-        return JSONResponse(reply, headers=body.warning_headers)
+
+        def respond() -> JSONResponse:
+            token_ids = _encode(serving, body.fields)
+            texts = None
+            if body.fields.return_token_strs:
+                texts = [model.tokenizer.token_text(i) for i in token_ids]
+            reply = {
+                "count": len(token_ids),
+                "max_model_len": model.max_model_len,
+                "tokens": token_ids,
+                "token_strs": texts,
+            }
+            return JSONResponse(reply, headers=body.warning_headers)
+
+        return await offloaded(body.is_large, respond)
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, DetokenizeRequest, serving.config)
         serving.check_model(body.fields.model)
-        for token_id in body.fields.tokens:
-            if not 0 <= token_id < model.vocab_size:
-                raise RequestError(
-                    f"tokens has id {token_id}; this model has ids 0 to {model.vocab_size - 1}",
-                    param="tokens",
-                )
-        text = model.tokenizer.decode(body.fields.tokens, skip_special_tokens=False)
-        return JSONResponse({"prompt": text}, headers=body.warning_headers)
+
+        def respond() -> JSONResponse:
+            text = _decode(model, body.fields.tokens)
+            return JSONResponse({"prompt": text}, headers=body.warning_headers)
+
+        return await offloaded(body.is_large, respond)
 
     return router
+
+
+def _decode(model: ServedModel, token_ids: list[int]) -> str:
+    for token_id in token_ids:
+        if not 0 <= token_id < model.vocab_size:
+            raise RequestError(
+                f"tokens has id {token_id}; this model has ids 0 to {model.vocab_size - 1}",
+                param="tokens",
+            )
+    return model.tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
 def _encode(serving: Serving, fields: TokenizeRequest) -> list[int]:

@@ -4,13 +4,13 @@ parsed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from jinja2 import nodes
 
+from octavo.core import strict_json
 from octavo.core.errors import RequestError
 
 ContentFormat = Literal["auto", "string", "openai"]
@@ -74,7 +74,7 @@ def prepare_messages(
 def _prepare(message: Mapping[str, Any], where: str, shape: ContentShape) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(
-            f"{where} is a {type(message).__name__}; send an object.", param="messages"
+            f"{where} must be an object, got {type(message).__name__}.", param="messages"
         )
     # Templates ask whether a field is there, and schemas leave unset fields as None.
     prepared = {k: v for k, v in message.items() if v is not None or k == "content"}
@@ -87,8 +87,8 @@ def _prepare(message: Mapping[str, Any], where: str, shape: ContentShape) -> dic
             prepared["content"] = _parts([content])
     elif content is not None:
         raise RequestError(
-            f"{where}.content is a {type(content).__name__}; send a string or a list of "
-            "text parts.",
+            f"{where}.content must be a string or a list of text parts, got "
+            f"{type(content).__name__}.",
             param="messages",
         )
     if prepared.get("tool_calls"):
@@ -108,11 +108,12 @@ def _part_text(part: object, where: str) -> str:
         return part
     if not isinstance(part, Mapping):
         raise RequestError(
-            f"{where} is a {type(part).__name__}; send a text part.", param="messages"
+            f"{where} must be a text part, got {type(part).__name__}.", param="messages"
         )
     if part.get("type") != "text":
         raise RequestError(
-            f"{where} has type {part.get('type')!r}; this model takes only parts of type 'text'.",
+            f"{where} has type {part.get('type')!r:.100}; this model takes only parts of type "
+            "'text'.",
             param="messages",
         )
     text = part.get("text")
@@ -129,9 +130,9 @@ def _with_parsed_arguments(call: object, where: str) -> object:
     if not isinstance(arguments, str):
         return call
     try:
-        parsed = json.loads(arguments or "{}")
+        parsed = strict_json.loads(arguments or "{}")
     except ValueError as error:
         raise RequestError(
             f"{where}.function.arguments is not JSON ({error}).", param="messages"
-        ) from error
+        ) from None
     return {**call, "function": {**function, "arguments": parsed}}

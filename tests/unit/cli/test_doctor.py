@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from octavo import machine
 from octavo.cli.doctor import collect
 from octavo.cli.main import main
-from octavo import machine
 from octavo.weights import Checkpoint
 
 

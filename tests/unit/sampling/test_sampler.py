@@ -163,6 +163,7 @@ def test_a_request_that_forbids_everything_ends_alone(backend: Backend) -> None:
     sampled = sample_once(backend, np.tile(10 * LOGITS, (2, 1)), bindings)
     assert sampled.errors.keys() == {1}
     assert sampled.errors[1].startswith("no token is possible at position 1: allowed_token_ids")
+    assert sampled.refused == {1}
     assert sampled.token_ids[0] == BEST
 
 

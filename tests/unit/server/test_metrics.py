@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.core.errors import ConfigError
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import EngineStats, RequestTimes
@@ -40,6 +41,24 @@ def test_prefix_names_and_buckets() -> None:
         'vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"} 0.0' in text
     )
     assert _one_two_five(300) == [1, 2, 5, 10, 20, 50, 100, 200]
+
+
+@pytest.mark.parametrize("prefix", ["", "a-b", "9a", "a b", "é", "a\n", 'a"'])
+def test_a_prefix_that_prometheus_cannot_read(prefix: str) -> None:
+    with pytest.raises(ConfigError, match="--metrics-prefix"):
+        Metrics(prefix, "m", 100)
+
+
+def test_cache_configuration() -> None:
+    info = {"block_size": 16, "num_gpu_blocks": 9, "enable_prefix_caching": True}
+    assert (
+        values(Metrics("octavo", "m", 100, info))[
+            'octavo:cache_config_info{block_size="16",enable_prefix_caching="True",engine="0",'
+            'model_name="m",num_gpu_blocks="9"}'
+        ]
+        == 1
+    )
+    assert "cache_config_info" not in Metrics("octavo", "m", 100).exposition().decode()
 
 
 def test_engine_totals_become_counters() -> None:
@@ -83,6 +102,9 @@ def test_latencies_of_a_request() -> None:
     assert found["octavo:inter_token_latency_seconds_count"] == 2
     assert found["octavo:prompt_tokens_total"] == 3
     assert found["octavo:prompt_tokens_cached_total"] == 2
+    by_source = 'octavo:prompt_tokens_by_source_total{engine="0",model_name="m",source="%s"}'
+    assert found[by_source % "local_compute"] == 1
+    assert found[by_source % "local_cache_hit"] == 2
     assert found["octavo:generation_tokens_total"] == 4
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from octavo.core.errors import RequestError
-from octavo.server.prompts import MAX_PROMPTS, Prompt, PromptEncoder, final_text
+from octavo.server.prompts import MAX_PROMPTS, Prompt, PromptEncoder
+from octavo.server.schemas import ChatFields
 from support.scripted import byte_model
 
 
@@ -59,7 +60,22 @@ def test_hopelessly_long_text_is_refused_before_tokenizing(
         prompts.text("x" * (64 * longest))
 
 
-def test_final_text() -> None:
-    assert final_text({"content": "a"}) == "a"
-    assert final_text({"content": [{"type": "text", "text": "a"}, "b", {"type": "x"}, 5]}) == "ab"
-    assert final_text({"content": None}) == final_text({}) == ""
+def test_hopelessly_long_messages_are_refused_before_the_template(prompts: PromptEncoder) -> None:
+    longest = len("<|endoftext|>")
+    half = "x" * (33 * longest)
+    for content in (half * 2, [{"type": "text", "text": half}, half]):
+        with pytest.raises(RequestError, match="which are at least") as caught:
+            prompts.chat(
+                [{"role": "user", "content": content}], ChatFields(), add_special_tokens=False
+            )
+        assert caught.value.param == "messages"
+
+
+def test_the_vocabulary_is_walked_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = PromptEncoder(byte_model())
+
+    def never(*args: Any) -> bytes:
+        raise AssertionError("in a request")
+
+    monkeypatch.setattr(type(prompts._model.tokenizer), "token_bytes", never)
+    assert prompts.text("hi") == [104, 105]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from octavo.core.errors import RequestError
-from octavo.server.request_body import MAX_DEPTH, parse, parse_json
-from octavo.server.schemas import ChatRequest, CompletionRequest
+from octavo.core.strict_json import MAX_DEPTH
+from octavo.server.request_body import parse, parse_json
+from octavo.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, RequestBody
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,42 @@ def test_unknown_field_names_the_nearest() -> None:
     assert parsed.warning_headers == {"X-Octavo-Ignored-Fields": "max_token"}
 
 
+@pytest.mark.parametrize(
+    ("fields", "name", "hint"),
+    [
+        ({"stream_options": {"include_usages": True}}, "stream_options.include_usages", "usage'"),
+        ({"response_format": {"type": "text", "shema": 1}}, "response_format.shema", "schema'"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schem": {}}}},
+            "response_format.json_schema.schem",
+            "'schema'",
+        ),
+    ],
+)
+def test_unknown_fields_of_nested_objects(fields: dict[str, object], name: str, hint: str) -> None:
+    body = json.dumps({"prompt": "a", "stream": True, **fields}).encode()
+    with pytest.raises(RequestError, match=f"{name}.*did you mean.*{hint}") as caught:
+        parse(body, CompletionRequest, ignore_unknown=False)
+    assert caught.value.param == name
+
+
+def test_unknown_fields_of_nested_objects_can_be_ignored() -> None:
+    fields = {"prompt": "a", "stream": True, "response_format": {"type": "text"}, "y": {"x": 2}}
+    body = json.dumps({**fields, "stream_options": {"include_usage": True, "x": 1}}).encode()
+    parsed = parse(body, CompletionRequest, ignore_unknown=True)
+    assert parsed.ignored == ("y", "stream_options.x")
+    assert parsed.fields.stream_options is not None
+    assert parsed.fields.stream_options.include_usage
+
+
+def test_many_names_are_checked_in_linear_time() -> None:
+    names = ",".join(f'"{i}":0' for i in range(200_000))
+    start = time.perf_counter()
+    with pytest.raises(RequestError, match="'199999' is given twice"):
+        parse_json(f'{{{names},"199999":0}}'.encode())
+    assert time.perf_counter() - start < 1
+
+
 def test_ignored_names_make_a_safe_header() -> None:
     body = json.dumps({"prompt": "a", "x\r\nSet-Cookie: b": 1, "é": 2}).encode()
     header = parse(body, CompletionRequest, ignore_unknown=True).warning_headers
@@ -87,8 +125,46 @@ def test_null_is_not_given() -> None:
 
 
 def test_at_most_ten_errors_with_short_inputs() -> None:
-    body = {"messages": [{"role": 1, "content": "y" * 10_000}] * 50}
-    with pytest.raises(RequestError, match="and 40 more errors") as caught:
+    names = ["n", "top_p", "top_k", "min_p", "seed", "stop", "echo", "stream", "temperature"]
+    wrong = {"y" * 10_000: 1}
+    body = {"messages": [], **dict.fromkeys([*names, "bad_words", "max_tokens"], wrong)}
+    with pytest.raises(RequestError, match="and 2 more errors") as caught:
         parse(json.dumps(body).encode(), ChatRequest, ignore_unknown=False)
-    assert caught.value.param == "messages[0]"
     assert len(caught.value.message) < 10 * 700
+
+
+ITEMS = 300_000
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields", "param"),
+    [
+        (ChatRequest, {"messages": [1] * ITEMS}, "messages[0]"),
+        (ChatRequest, {"tools": [1] * ITEMS}, "tools[0]"),
+        (ChatRequest, {"modalities": [1] * ITEMS}, "modalities[0]"),
+        (CompletionRequest, {"stop": [1] * ITEMS}, "stop[0]"),
+        (CompletionRequest, {"stop_token_ids": ["x"] * ITEMS}, "stop_token_ids[0]"),
+        (CompletionRequest, {"allowed_token_ids": [[]] * ITEMS}, "allowed_token_ids[0]"),
+        (CompletionRequest, {"bad_words": [{}] * ITEMS}, "bad_words[0]"),
+        (CompletionRequest, {"logit_bias": dict.fromkeys(range(ITEMS), "x")}, "logit_bias"),
+        (CompletionRequest, {"stop": [{"a": [["b" * 100] * ITEMS]}]}, "stop[0]"),
+        (DetokenizeRequest, {"tokens": ["x"] * ITEMS}, "tokens[0]"),
+    ],
+)
+def test_a_list_ends_at_its_first_error(
+    schema: type[RequestBody], fields: dict[str, object], param: str
+) -> None:
+    needed = {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
+    given = {name: needed[name] for name in needed if name in schema.model_fields} | fields
+    body = json.dumps(given).encode()
+    begin = time.process_time()
+    with pytest.raises(RequestError) as caught:
+        parse(body, schema, ignore_unknown=False)
+    assert time.process_time() - begin < 1  # 300000 errors take several seconds
+    assert (caught.value.param, len(caught.value.message) < 1000) == (param, True)
+
+
+def test_numbers_without_end_get_no_advice_for_programmers() -> None:
+    with pytest.raises(RequestError, match="a number has more than 4300 digits") as caught:
+        parse_json(b'{"a": ' + b"9" * 5000 + b"}")
+    assert "sys." not in caught.value.message

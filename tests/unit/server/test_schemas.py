@@ -99,7 +99,7 @@ def test_stop_and_logit_bias_forms() -> None:
         ({"type": "json_schema"}, "response_format.json_schema is required"),
         ({"type": "yaml"}, "response_format.type"),
         ({"type": "json_schema", "json_schema": {"name": "n"}}, "json_schema.schema is required"),
-        ({"schema": {}}, "response_format.type is required"),
+        ({}, "response_format.type is required"),
         ({"type": "json_object"}, "not built yet"),
         ({"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}, "not built yet"),
         ("json", "response_format"),

@@ -214,8 +214,8 @@ def test_content_shapes(byte_level: Tokenizer) -> None:
     [
         ([{"type": "image_url"}], r"messages\[0\].content\[0\] has type 'image_url'"),
         ([{"type": "text"}], r"content\[0\].text must be a string"),
-        ([3], r"content\[0\] is a int"),
-        (3, r"content is a int; send a string or a list of text parts"),
+        ([3], r"content\[0\] must be a text part, got int"),
+        (3, r"content must be a string or a list of text parts, got int"),
     ],
 )
 def test_other_content_is_refused(chat: ChatTemplate, content: Any, message: str) -> None:
