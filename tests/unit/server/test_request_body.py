@@ -98,9 +98,9 @@ def test_many_names_are_checked_in_linear_time() -> None:
 
 
 def test_ignored_names_make_a_safe_header() -> None:
-    body = json.dumps({"prompt": "a", "x\r\nSet-Cookie: b": 1, "é": 2}).encode()
+    body = json.dumps({"prompt": "a", "x\r\nSet-Cookie: b": 1, "é": 2, "": 3}).encode()
     header = parse(body, CompletionRequest, ignore_unknown=True).warning_headers
-    assert header == {"X-Octavo-Ignored-Fields": "x%0D%0ASet-Cookie%3A%20b, %C3%A9"}
+    assert header == {"X-Octavo-Ignored-Fields": "x%0D%0ASet-Cookie%3A%20b, %C3%A9, ''"}
 
 
 @pytest.mark.parametrize(
