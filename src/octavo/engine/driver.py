@@ -34,7 +34,7 @@ def drive(loop: EngineLoop, receive: Receive, send: Callable[[Report], None]) ->
         driver.close()
     except EOFError:
         logger.info("the engine's client is gone; stopping")
-    except Exception as error:  # noqa: BLE001: whatever it was, those who wait must hear of it
+    except Exception as error:  # those who wait must hear of it, whatever it was
         logger.critical("the engine has died", exc_info=True)
         # Only Octavo's own messages are fit for users' eyes.
         driver.die(str(error) if isinstance(error, OctavoError) else "internal error")
