@@ -332,3 +332,17 @@ def scripted_server(
     finally:
         server.should_exit = True
         thread.join(10)
+
+
+def refused(response: httpx.Response, param: str | None, status: int = 400) -> str:
+    """The message of an error body, whose shape is checked."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == status
+    assert error["param"] == param
+    return str(error["message"])
+
+
+def post(server: ScriptedServer, path: str, **fields: Any) -> httpx.Response:
+    return server.http.post(path, json=fields)
