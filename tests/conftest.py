@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,7 +37,7 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _nothing_left_running() -> Iterator[None]:
     """A test ends the threads and processes that it starts; wider fixtures may keep theirs."""
-    before: set[object] = {*threading.enumerate(), *multiprocessing.active_children()}
+    before = {*threading.enumerate(), *_children()}
     yield
     # concurrent.futures keeps idle workers until the interpreter ends; they hold nothing.
     threads = [
@@ -45,5 +45,11 @@ def _nothing_left_running() -> Iterator[None]:
         for thread in threading.enumerate()
         if not thread.daemon and not thread.name.startswith("ThreadPoolExecutor")
     ]
-    left = [one.name for one in (*threads, *multiprocessing.active_children()) if one not in before]
+    left = [one for one in (*threads, *_children()) if one not in before]
     assert not left, f"left running: {left}"
+
+
+def _children() -> list[int]:
+    """Process ids, also of children that have ended and were not waited for."""
+    files = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return [int(pid) for file in files for pid in file.read_text().split()]

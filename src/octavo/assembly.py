@@ -11,16 +11,21 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from octavo.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from octavo.core.clock import monotonic
+from octavo.core.dtypes import KV_DTYPE_ALIASES
 from octavo.core.errors import ConfigError, OctavoError
 from octavo.core.model_spec import KVFormat
 from octavo.core.sampling_params import SamplingParams
@@ -29,9 +34,12 @@ from octavo.text.served_model import ServedModel
 from octavo.weights import Checkpoint, TextAssets, open_checkpoint
 
 if TYPE_CHECKING:
+    from octavo.engine.child import EngineChild
     from octavo.engine.client import EngineClient
     from octavo.engine.loop import EngineLoop
-    from octavo.ops.backend import Backend
+    from octavo.executor.base import Executor
+    from octavo.models.causal_lm import CausalLM
+    from octavo.ops.backend import Backend, WeightPlan
     from octavo.ops.op import Choice
     from octavo.text.chat_template import ChatTemplate
     from octavo.text.tokenizer import Tokenizer
@@ -40,6 +48,16 @@ logger = logging.getLogger("octavo")
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
+
+_ENGINE_MODULES = (
+    "octavo.executor.local",
+    "octavo.kvcache.sizing",
+    "octavo.models.loader",
+    "octavo.models.registry",
+    "octavo.runner.model_runner",
+    "octavo.scheduler.policies",
+    "octavo.scheduler.scheduler",
+)
 
 # Keys of generation_config.json that are sampling parameters here, under our names.
 _GENERATION_KEYS = {
@@ -60,15 +78,26 @@ class Decision(NamedTuple):
     reason: str
 
 
+class Probe(Protocol):
+    """Takes the place of an engine's parts, hands all on to them, and sees what they take."""
+
+    def on_backend(self, backend: Backend) -> Backend: ...
+
+    def on_executor(self, executor: Executor) -> Executor: ...
+
+
 @dataclass(frozen=True)
 class EngineFacts:
     """What the rest of the program wants to know of a built engine.
 
-    max_model_len: in tokens, after sizing. fingerprint: of weights, configuration and kernels.
+    max_model_len: in tokens, after sizing. num_blocks, block_bytes: of the KV cache. kernels: op to
+    implementation. fingerprint: of weights, configuration and kernels.
     """
 
     max_model_len: int
     num_blocks: int
+    block_bytes: int
+    kernels: Mapping[str, str]
     fingerprint: str
     decisions: tuple[Decision, ...]
 
@@ -86,23 +115,34 @@ def open_model(config: ModelConfig) -> Checkpoint:
     )
 
 
+def unloaded_model(checkpoint: Checkpoint) -> CausalLM:
+    """The model without its weights: what it consists of, and in which shapes. Raises ConfigError
+    for a model that is not built yet.
+    """
+    from octavo.models.registry import build_model
+
+    return build_model(checkpoint.config)
+
+
 def build_engine(
     config: Config,
     vocab_size: int,
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
+    *,
+    probe: Probe | None = None,
 ) -> tuple[EngineLoop, EngineFacts]:
     """Load the model and put an engine around it. Raises ConfigError, for all that doesn't fit
     into memory before any weight is read.
 
     vocab_size: token ids that the tokenizer knows; others are never generated. checkpoint: if the
-    model is open already.
+    model is open already. probe: looks on while the engine works.
     """
     from octavo.engine.loop import EngineLoop
     from octavo.executor.local import LocalExecutor
     from octavo.kvcache.block_pool import BlockPool
     from octavo.kvcache.sizing import decide_num_blocks
-    from octavo.models.loader import load_weights, make_rope_tables, weight_bytes
+    from octavo.models.loader import load_weights, make_rope_tables, plan_weights
     from octavo.models.registry import build_model
     from octavo.ops.backend import load_backend
     from octavo.runner.model_runner import ModelRunner
@@ -111,26 +151,36 @@ def build_engine(
 
     checkpoint = checkpoint or open_model(config.model)
     model = build_model(checkpoint.config)
-    backend = load_backend(config.backend.backend, device=config.backend.device)
+    backend = load_backend(
+        config.backend.backend, device=config.backend.device, threads=config.backend.threads
+    )
     stored_dtype = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
     dtype, dtype_reason = backend.resolve_dtype(config.model.dtype, stored_dtype)
     choices = backend.choose(dtype, config.backend.kernels)
-    kv_format = KVFormat(dtype)
+    quantization = config.model.quantization
+    weights = plan_weights(model, checkpoint, backend, dtype, quantization)
+    asked_kv_dtype = config.cache.kv_cache_dtype
+    kv_dtype, kv_reason = backend.resolve_kv_dtype(
+        KV_DTYPE_ALIASES.get(asked_kv_dtype, asked_kv_dtype), dtype, weights
+    )
+    kv_format = KVFormat(kv_dtype)
+    heads = [(layer.num_kv_heads, layer.head_dim) for layer in model.spec.layers]
     sizing = decide_num_blocks(
-        model.spec,
+        model.spec.max_position,
         block_size=config.cache.block_size,
-        kv_format=kv_format,
+        block_bytes=backend.kv_block_bytes(config.cache.block_size, heads, kv_format),
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
-        free_memory_bytes=_left_by_weights(weight_bytes(model, dtype), dtype, backend),
+        free_memory_bytes=_left_by_weights(weights, backend),
         memory_share=_memory_share(config.cache, backend),
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=_asked_length(config.model, model.spec.max_position),
     )
-    load_weights(model, checkpoint, backend, dtype, progress)
+    load_weights(model, weights, progress)
+    checkpoint.release_pages()
     make_rope_tables(model, backend, sizing.max_model_len)
     runner = ModelRunner(
         model,
-        backend,
+        backend if probe is None else probe.on_backend(backend),
         num_blocks=sizing.num_blocks,
         block_size=config.cache.block_size,
         kv_format=kv_format,
@@ -139,7 +189,9 @@ def build_engine(
         vocab_size=vocab_size,
     )
     budget, budget_reason = _step_budget(config.scheduler, backend)
-    executor = LocalExecutor(runner)
+    executor: Executor = LocalExecutor(runner)
+    if probe is not None:
+        executor = probe.on_executor(executor)
     scheduler = Scheduler(
         BlockPool(executor.num_blocks, enable_prefix_caching=config.cache.enable_prefix_caching),
         policy_named(config.scheduler.scheduling_policy),
@@ -152,54 +204,106 @@ def build_engine(
     loop = EngineLoop(scheduler, executor, monotonic, depth=executor.max_steps_in_flight)
     decisions = (
         Decision("device", backend.device, backend.describe()),
-        Decision("dtype", dtype, dtype_reason),
+        Decision(
+            "weights",
+            _formats(weights),
+            "set by --quantization" if quantization else dtype_reason,
+        ),
         Decision("max_model_len", f"{sizing.max_model_len} tokens", _length_reason(config.model)),
         Decision("step budget", f"{budget} tokens", budget_reason),
         Decision(
             "KV cache", f"{sizing.num_blocks * config.cache.block_size} tokens", sizing.reason
         ),
+        Decision("KV cache dtype", kv_dtype, kv_reason),
     )
-    fingerprint = _fingerprint(checkpoint, config, dtype, choices)
-    return loop, EngineFacts(sizing.max_model_len, sizing.num_blocks, fingerprint, decisions)
+    fingerprint = _fingerprint(checkpoint, config, weights, kv_dtype, choices)
+    facts = EngineFacts(
+        max_model_len=sizing.max_model_len,
+        num_blocks=sizing.num_blocks,
+        block_bytes=sizing.num_bytes // sizing.num_blocks,
+        kernels={choice.op: choice.implementation.name for choice in choices},
+        fingerprint=fingerprint,
+        decisions=decisions,
+    )
+    return loop, facts
+
+
+def engine_child(config: Config) -> EngineChild:
+    """A process for `engine_client`, which loads the engine's modules while the text side is made
+    in this one.
+    """
+    from octavo.engine.child import EngineChild
+
+    return EngineChild(partial(_load_modules, config.backend.backend, config.backend.device))
+
+
+def _load_modules(backend: str, device: str) -> None:
+    """What `build_engine` imports. It tells what is missing or broken."""
+    if backend != "torch":
+        # numpy's BLAS has no work here, but its threads would be busy for 20 ms at the beginning.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    with suppress(ImportError):
+        for name in _ENGINE_MODULES:
+            import_module(name)
+        from octavo.ops.backend import auto_backend
+
+        name = auto_backend(device) if backend == "auto" else backend
+        import_module(f"octavo.ops.{name}.backend")
 
 
 def engine_client(
     config: Config,
+    checkpoint: Checkpoint,
     vocab_size: int,
     progress: Progress | None = None,
-    *,
-    own_process: bool = True,
+    child: EngineChild | None = None,
 ) -> EngineClient:
-    """A client whose `start` builds the engine; its `facts` are EngineFacts.
+    """A client that has the engine when it has started; its `facts` are EngineFacts.
 
-    progress: called where the engine is built, so it must be picklable. own_process: or on a thread
-    of this one; measured in docs/adr/0006-the-engine-has-its-own-process.md.
+    progress: called where the engine is built, so it must be picklable. child: begins to build it
+    now; None is for a thread of this process, and compared with the other in
+    docs/adr/0006-the-engine-has-its-own-process.md.
     """
-    from octavo.engine.inprocess import InProcessEngine
-    from octavo.engine.process import EngineProcess
+    build = partial(build_engine, config, vocab_size, progress, checkpoint)
+    if child is None:
+        from octavo.engine.inprocess import InProcessEngine
 
-    if own_process:
-        return EngineProcess(partial(_build_in_child, config, vocab_size, progress))
-    return InProcessEngine(partial(build_engine, config, vocab_size, progress))
+        return InProcessEngine(build)
+    build_there = partial(_build_in_child, config.server.log_level, build)
+    child.begin(build_there)
+    from octavo.engine.process import EngineProcess  # takes a while: only now
+
+    return EngineProcess(build_there, child)
 
 
 def _build_in_child(
-    config: Config, vocab_size: int, progress: Progress | None
+    log_level: str, build: Callable[[], tuple[EngineLoop, EngineFacts]]
 ) -> tuple[EngineLoop, EngineFacts]:
-    """`build_engine` in a new process, which has no logging of its own yet."""
-    log_to_stderr(config.server.log_level)
-    return build_engine(config, vocab_size, progress)
+    """In a new process, which has no logging of its own yet."""
+    log_to_stderr(log_level)
+    return build()
 
 
-def _left_by_weights(needed_bytes: int, dtype: str, backend: Backend) -> int:
+def _formats(weights: WeightPlan) -> str:
+    """What the weights are stored in, what most of them are first."""
+    sizes: Counter[str] = Counter()
+    for name, num_bytes in zip(weights.formats, weights.num_bytes, strict=True):
+        sizes[name] += num_bytes
+    return ", ".join(name for name, _ in sizes.most_common())
+
+
+def _left_by_weights(weights: WeightPlan, backend: Backend) -> int:
     """Free memory less what the weights will take."""
-    free_bytes = backend.free_memory_bytes()
+    needed_bytes, free_bytes = sum(weights.num_bytes), backend.free_memory_bytes()
     if needed_bytes > free_bytes:
+        formats = _formats(weights)
         remedy = "free some, or use a smaller model"
-        if dtype == "float32":
+        if formats.startswith("float32"):
             remedy += ", or --dtype bfloat16, which halves it"
+        elif formats.startswith(("bfloat16", "float16")) and backend.name == "native":
+            remedy += ", or --quantization int8, which halves it"
         raise ConfigError(
-            f"the weights need {needed_bytes / 2**30:.2f} GiB in {dtype}, but only "
+            f"the weights need {needed_bytes / 2**30:.2f} GiB in {formats}, but only "
             f"{free_bytes / 2**30:.2f} GiB of {backend.device} memory are free; {remedy}"
         )
     return free_bytes - needed_bytes
@@ -239,13 +343,20 @@ def _length_reason(config: ModelConfig) -> str:
 
 
 def _fingerprint(
-    checkpoint: Checkpoint, config: Config, dtype: str, choices: Iterable[Choice]
+    checkpoint: Checkpoint,
+    config: Config,
+    weights: WeightPlan,
+    kv_dtype: str,
+    choices: Iterable[Choice],
 ) -> str:
-    """Replies with equal fingerprints were computed by the same weights, settings and kernels."""
+    """Replies with equal fingerprints were computed by the same weights, settings and kernels (of
+    the native backend, an implementation's name is its instruction set).
+    """
     tensors = sorted((t.name, t.shape, t.dtype) for t in checkpoint.tensors.values())
     size = checkpoint.path.stat().st_size
-    kernels = sorted((c.op, c.implementation.name) for c in choices)
-    parts = (checkpoint.name, size, tensors, dtype, config.cache.block_size, kernels)
+    kernels = sorted((c.implementation.backend, c.op, c.implementation.name) for c in choices)
+    block_size = config.cache.block_size
+    parts = (checkpoint.name, size, tensors, weights.formats, kv_dtype, block_size, kernels)
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return f"octavo-{digest[:12]}"
 

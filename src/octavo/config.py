@@ -7,15 +7,21 @@ part that it configures.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from octavo.core.dtypes import BYTES_PER_VALUE, DTYPE_ALIASES
+from octavo.core.dtypes import (
+    BYTES_PER_VALUE,
+    DTYPE_ALIASES,
+    KV_DTYPE_ALIASES,
+    KV_DTYPES,
+    QUANTIZATIONS,
+)
 from octavo.core.errors import ConfigError
 from octavo.core.foreign_settings import remark_on
 
@@ -71,8 +77,15 @@ class ModelConfig:
     )
     dtype: str = knob(
         "auto",
-        "Weights and activations; auto picks what is fast on the device.",
+        "Weights and activations; auto picks what is fast on the device. The native backend keeps "
+        "weights as they are stored unless told, and always computes in float32.",
         choices=("auto", *BYTES_PER_VALUE, *DTYPE_ALIASES),
+    )
+    quantization: str | None = knob(
+        None,
+        "Quantize the weights as they are loaded, in groups of 32 (default: as they are stored). "
+        "int4 keeps embedding and head at 8 bits.",
+        choices=QUANTIZATIONS,
     )
     max_model_len: int | None = knob(
         None,
@@ -127,6 +140,12 @@ class CacheConfig:
         high=1.0,
         aliases=("device-memory-utilization",),
     )
+    kv_cache_dtype: str = knob(
+        "auto",
+        "How the KV cache stores keys and values; auto is the model's dtype, and bfloat16 for "
+        "weights of less than 32 bits on the native backend.",
+        choices=("auto", *KV_DTYPES, *KV_DTYPE_ALIASES),
+    )
     enable_prefix_caching: bool = knob(True, "Reuse the KV blocks of prompts that begin alike.")
 
 
@@ -156,8 +175,17 @@ class SchedulerConfig:
 class BackendConfig:
     """What computes."""
 
-    backend: str = knob("torch", "Implementation of the op set.", choices=("torch",))
+    backend: str = knob(
+        "auto",
+        "Implementation of the op set; auto is native on CPUs and torch on GPUs.",
+        choices=("auto", "native", "torch"),
+    )
     device: str = knob("auto", "Device to run on.", choices=("auto", "cpu", "cuda"))
+    threads: int | None = knob(
+        None,
+        "Threads that compute (default: one for each CPU that the process may use).",
+        low=1,
+    )
     kernels: dict[str, str] = knob(
         {}, 'JSON of op to implementation, e.g. {"linear": "reference"}; see `octavo kernels`.'
     )
@@ -309,20 +337,25 @@ class Knob:
         return ConfigError(f"{self.flag} must be {allowed}{unit}, got {shown}. {self.doc}")
 
 
-def knobs() -> Iterator[Knob]:
+@cache
+def knobs() -> tuple[Knob, ...]:
     """Every knob of every section, in the order in which they are declared."""
+    found = []
     for section, cls in _SECTIONS.items():
         hints = get_type_hints(cls)
         for spec in fields(cls):
             kind, optional = _plain_type(hints[spec.name])
-            yield Knob(
-                section=section,
-                name=spec.name,
-                kind=kind,
-                optional=optional,
-                default=_default(spec),
-                **spec.metadata,
+            found.append(
+                Knob(
+                    section=section,
+                    name=spec.name,
+                    kind=kind,
+                    optional=optional,
+                    default=_default(spec),
+                    **spec.metadata,
+                )
             )
+    return tuple(found)
 
 
 def parse_number(value: Any) -> float:
@@ -352,6 +385,8 @@ def instead_of(name: str, known: Mapping[str, Any] | list[str]) -> str:
 
 def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
     """'; did you mean ...?' for the known name that looks most like this one, or nothing."""
+    import difflib  # for errors only
+
     found = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
 

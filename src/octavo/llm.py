@@ -186,6 +186,11 @@ class LLM:
         """By which a server would serve it."""
         return self._model.name
 
+    @property
+    def vocab_size(self) -> int:
+        """A prompt's token ids are below it."""
+        return self._model.vocab_size
+
     def get_tokenizer(self) -> Tokenizer:
         return self._model.tokenizer
 

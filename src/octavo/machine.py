@@ -1,4 +1,5 @@
-"""What this machine gives the process: CPUs and memory, less what control groups take away.
+"""What this machine gives the process: CPUs, memory and caches, less what control groups take away,
+and a folder to keep things in.
 
 Containers, pods and systemd's slices are control groups, one inside the other. Each may have a
 limit, and the tightest one counts. Files: Linux, admin-guide/cgroup-v2 and cgroup-v1/memory.
@@ -39,6 +40,23 @@ def free_memory_bytes() -> int:
 def memory_limit_bytes() -> int | None:
     """Memory that the tightest control group allows; None for no limit."""
     return min((limit for limit, _ in _memory_limits()), default=None)
+
+
+def last_level_cache_bytes() -> int:
+    """Of the largest processor cache that Linux tells of; 32 MiB where it tells nothing."""
+    sizes = [
+        int(text[:-1]) * 1024  # "32768K"
+        for path in (_ROOT / "sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+        if (text := _read(path)).endswith("K")
+    ]
+    return max(sizes, default=32 * 2**20)
+
+
+def cache_root() -> Path:
+    """OCTAVO_CACHE_ROOT, else octavo/ in XDG_CACHE_HOME, else ~/.cache/octavo."""
+    if root := os.environ.get("OCTAVO_CACHE_ROOT"):
+        return Path(root).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
 
 
 def _available_bytes() -> int:

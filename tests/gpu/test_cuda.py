@@ -22,7 +22,7 @@ KV_BYTES = 64 << 20
 
 
 def generate(folder: Path, device: str, params: SamplingParams, **knobs: object) -> list[list[int]]:
-    llm = LLM(str(folder), device=device, kv_cache_memory_bytes=KV_BYTES, **knobs)
+    llm = LLM(str(folder), backend="torch", device=device, kv_cache_memory_bytes=KV_BYTES, **knobs)
     outputs = llm.generate(PROMPTS, params)
     llm.shutdown()
     return [choice.token_ids for output in outputs for choice in output.outputs]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from octavo import LLM, SamplingParams
+from support.backends import cpu_backend
+from support.forward import Forward, load_model
 from support.oracle import oracle_logits
 
 if TYPE_CHECKING:
@@ -66,8 +69,13 @@ def oracle_choices(model: Any, prompt: list[int], continuation: list[int]) -> li
     return choices
 
 
+@pytest.fixture(scope="module")
+def oracle(default_checkpoint: Checkpoint) -> Any:
+    return transformers_model(default_checkpoint)
+
+
 @pytest.mark.real
-def test_greedy_text_equals_transformers(default_checkpoint: Checkpoint) -> None:
+def test_greedy_text_equals_transformers(default_checkpoint: Checkpoint, oracle: Any) -> None:
     """All prompts at once through scheduler, runner and sampler, longer than one step takes."""
     from octavo.text.tokenizer import Tokenizer
 
@@ -77,6 +85,8 @@ def test_greedy_text_equals_transformers(default_checkpoint: Checkpoint) -> None
     assert len(prompts) == 20
     llm = LLM(
         str(default_checkpoint.path),
+        backend="native",
+        dtype="float32",
         max_model_len=256,
         max_num_batched_tokens=64,
         kv_cache_memory_bytes=256 << 20,
@@ -84,11 +94,42 @@ def test_greedy_text_equals_transformers(default_checkpoint: Checkpoint) -> None
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
     llm.shutdown()
-    oracle = transformers_model(default_checkpoint)
     for prompt, output in zip(prompts, outputs, strict=True):
         tokens = output.outputs[0].token_ids
         assert len(tokens) == NUM_TOKENS
         assert tokens == oracle_choices(oracle, prompt, tokens)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("settings", "kv_dtype", "divergence"),
+    [({"dtype": "stored"}, "bfloat16", 0.007), ({"quantization": "int8"}, "int8", 0.01)],
+    ids=["as stored", "int8"],
+)
+def test_fewer_bits_keep_the_distribution(
+    default_checkpoint: Checkpoint,
+    oracle: Any,
+    settings: dict[str, str],
+    kv_dtype: str,
+    divergence: float,
+) -> None:
+    """Kullback-Leibler divergence from the float32 computation, in nats a token."""
+    from octavo.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_assets(default_checkpoint.text_assets(), None)
+    tokens = tokenizer.encode("".join(PROMPTS))
+    backend = cpu_backend("native")
+    model = load_model(default_checkpoint, backend, num_positions=1024, **settings)
+    found = log_softmax(Forward(model, backend, kv_dtype=kv_dtype).prompt(tokens))
+    exact = log_softmax(oracle_logits(oracle, tokens))
+    assert 0 < (np.exp(exact) * (exact - found)).sum(-1).mean() < divergence
+    assert (found.argmax(-1) == exact.argmax(-1)).mean() > 0.9
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    result: np.ndarray = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
 
 
 @pytest.mark.real

@@ -1,4 +1,6 @@
-"""GGUF files give the logits that transformers gives for the same weights (QNT-05, QNT-07)."""
+"""GGUF files give the logits of their weights: those of transformers, and on the native backend in
+the bits they are stored in (QNT-05, QNT-07).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,10 @@ import gguf
 import numpy as np
 import pytest
 
+from octavo import ops
+from octavo.models.loader import plan_weights
+from octavo.weights import open_checkpoint
+from support.backends import BACKENDS, cpu_backend
 from support.checkpoints import VOCAB_SIZE, make_checkpoint
 from support.forward import Forward, load_model
 from support.gguf_files import write_gguf
@@ -24,16 +30,52 @@ LLAMA3_ROPE = {
 TOKENS = np.random.default_rng(2).integers(VOCAB_SIZE, size=100).tolist()
 
 
-def test_qnt_05_rope_freqs_are_applied(tmp_path: Path) -> None:
+def logits(source: Path, backend: str, dtype: str = "float32") -> np.ndarray:
+    model = load_model(source, cpu_backend(backend), dtype=dtype)
+    return Forward(model, cpu_backend(backend)).prompt(TOKENS)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_qnt_05_rope_freqs_are_applied(tmp_path: Path, backend: str) -> None:
     folder = make_checkpoint("llama", tmp_path / "llama3", rope_parameters=LLAMA3_ROPE)
     expected = oracle_logits(load_oracle(folder), TOKENS)
     for source in (write_gguf(folder, tmp_path / "llama3.gguf"), folder):
-        logits = Forward(load_model(source)).prompt(TOKENS)
-        np.testing.assert_allclose(logits, expected, atol=3e-4, rtol=3e-4)
+        np.testing.assert_allclose(logits(source, backend), expected, atol=3e-4, rtol=3e-4)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text"])
+@pytest.mark.parametrize(
+    ("stored", "held", "most"),
+    [
+        ("Q8_0", "int8", 0.05),
+        ("Q4_0", "int4", 0.05),
+        ("Q4_1", "int4 with minimum", 0.05),
+        ("F16", "float16", 1e-5),
+    ],
+)
+def test_blocks_are_computed_in_their_own_values(
+    tmp_path: Path, family: str, stored: str, held: str, most: float
+) -> None:
+    """As stored, nothing is lost but the rounding of activations to 8 bits."""
+    folder = make_checkpoint(family, tmp_path / family)
+    path = write_gguf(folder, tmp_path / "model.gguf", matrix_type=stored)
+    checkpoint, backend = open_checkpoint(str(path)), cpu_backend("native")
+    model = load_model(checkpoint, backend, dtype="stored")
+    assert set(plan_weights(model, checkpoint, backend, "stored").formats) == {"float32", held}
+
+    table = checkpoint.read("model.embed_tokens.weight")
+    rows = ops.embedding(model.embedding.table.array, backend.from_host(np.arange(VOCAB_SIZE)))
+    np.testing.assert_array_equal(backend.to_host(rows), table)
+
+    exact = logits(path, "torch")
+    np.testing.assert_allclose(logits(path, "native"), exact, atol=3e-4, rtol=3e-4)
+    error = np.linalg.norm(Forward(model, backend).prompt(TOKENS) - exact, axis=1)
+    assert np.median(error / np.linalg.norm(exact, axis=1)) < most
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_qnt_07_a_tied_quantized_embedding_is_the_head(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     import torch
     from safetensors.torch import load_file, save_file
@@ -54,5 +96,5 @@ def test_qnt_07_a_tied_quantized_embedding_is_the_head(
     path = write_gguf(folder, tmp_path / "tied.gguf", embedding_type="Q6_K")
     assert "output.weight" not in {tensor.name for tensor in gguf.GGUFReader(path).tensors}
     expected = oracle_logits(load_oracle(folder), TOKENS)
-    logits = Forward(load_model(path)).prompt(TOKENS)
-    np.testing.assert_allclose(logits, expected, atol=1e-2, rtol=1e-3)  # of logits of about 70
+    actual = logits(path, backend)
+    np.testing.assert_allclose(actual, expected, atol=1e-2, rtol=1e-3)  # of logits of about 70

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.backends import BACKENDS, cpu_backend
 from support.checkpoints import VOCAB_SIZE, make_checkpoint
 from support.forward import Forward, load_model
 from support.oracle import load_oracle, oracle_logits
@@ -54,10 +55,16 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     )
 
 
+def logits(source: Path, backend: str = "native", num_positions: int | None = None) -> np.ndarray:
+    model = load_model(source, cpu_backend(backend), num_positions=num_positions)
+    return Forward(model, cpu_backend(backend)).prompt(TOKENS)
+
+
 @pytest.mark.filterwarnings("ignore:.*rope.*")
-def test_logits_and_spellings(folder: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_logits_and_spellings(folder: Path, backend: str) -> None:
     expected = oracle_logits(load_oracle(folder), TOKENS)
-    new = Forward(load_model(folder, num_positions=len(TOKENS))).prompt(TOKENS)
+    new = logits(folder, backend, len(TOKENS))
     np.testing.assert_allclose(new, expected, atol=3e-4, rtol=3e-4)
 
     path = folder / "config.json"
@@ -69,8 +76,7 @@ def test_logits_and_spellings(folder: Path) -> None:
         if key == "type":
             del config["rope_scaling"]["rope_type"]
         path.write_text(json.dumps(config))
-        old = Forward(load_model(folder, num_positions=len(TOKENS))).prompt(TOKENS)
-        assert np.array_equal(old, new)
+        assert np.array_equal(logits(folder, backend, len(TOKENS)), new)
 
 
 def test_gemma_scales_its_global_layers_only(tmp_path: Path) -> None:
@@ -80,7 +86,7 @@ def test_gemma_scales_its_global_layers_only(tmp_path: Path) -> None:
     }
     make_checkpoint("gemma3_text", tmp_path, rope_parameters=parameters)
     expected = oracle_logits(load_oracle(tmp_path), TOKENS)
-    new = Forward(load_model(tmp_path)).prompt(TOKENS)
+    new = logits(tmp_path)
     np.testing.assert_allclose(new, expected, atol=3e-4, rtol=3e-4)
 
     path = tmp_path / "config.json"
@@ -89,4 +95,4 @@ def test_gemma_scales_its_global_layers_only(tmp_path: Path) -> None:
     config |= {"rope_theta": 1e6, "rope_local_base_freq": 10000.0}
     config["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
     path.write_text(json.dumps(config))
-    assert np.array_equal(Forward(load_model(tmp_path)).prompt(TOKENS), new)
+    assert np.array_equal(logits(tmp_path), new)

@@ -1,66 +1,108 @@
-"""A row's bits don't depend on the rows beside it: what makes greedy text the same under load."""
+"""A row's bits don't depend on the rows beside it, on chunks, on threads, nor on vectors' length:
+what makes greedy text the same under load and on other machines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from octavo import ops
-from support.forward import torch_backend
+from octavo.core.model_spec import KVFormat
+from octavo.ops.backend import Backend
+from octavo.ops.batch import KVLayer
+from octavo.ops.native.ops import ISAS
+from octavo.ops.native.weights import PackedWeight, pack_rows
+from support.backends import KERNELS, backend_of, native_backend, torch_backend
+from support.forward import fill, host_batch
+from support.op_bench import KV_DTYPES, WEIGHT_FORMATS
 
-BACKEND = torch_backend()
-
-
-def assert_rows_stand_alone(op: Callable[[Any], Any], x: np.ndarray) -> None:
-    """op: of a batch of rows. Compared with batches of 1, 2, 3, 5, ... rows, first and last."""
-    run = BACKEND.compile(lambda rows: op(BACKEND.from_host(rows)))
-    together = BACKEND.to_host(run(x))
-    for size in (1, 2, 3, 5, 7, 16, 33, 64, 129):
-        for rows in (slice(0, size), slice(len(x) - size, len(x))):
-            alone = BACKEND.to_host(run(np.ascontiguousarray(x[rows])))
-            assert np.array_equal(alone, together[rows]), f"{size} rows"
+NUM_ROWS = 600
+SIZES = (1, 2, 3, 5, 7, 14, 16, 33, 64, 129)
 
 
 def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(3).normal(size=shape).astype(np.float32)
 
 
+@pytest.fixture(params=KERNELS)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return backend_of(request.param)
+
+
+def assert_rows_stand_alone(backend: Backend, op: Callable[[Any], Any], x: np.ndarray) -> None:
+    """op: of a batch of rows. Compared with batches of 1, 2, 3, 5, ... rows, first and last."""
+    run = backend.compile(op)
+
+    def rows_of(rows: np.ndarray) -> np.ndarray:
+        return backend.to_host(run(backend.from_host(np.ascontiguousarray(rows))))
+
+    together = rows_of(x)
+    for size in SIZES:
+        for rows in (slice(0, size), slice(len(x) - size, len(x))):
+            assert np.array_equal(rows_of(x[rows]), together[rows]), f"{size} rows"
+
+
+# --- alone and in company ------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(("inputs", "outputs"), [(33, 77), (64, 960), (576, 576), (1536, 200)])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_linear(inputs: int, outputs: int, has_bias: bool) -> None:
-    weight, bias = BACKEND.from_host(normal(outputs, inputs)), BACKEND.from_host(normal(outputs))
+def test_linear(backend: Backend, inputs: int, outputs: int, has_bias: bool) -> None:
+    weight, bias = backend.from_host(normal(outputs, inputs)), backend.from_host(normal(outputs))
     assert_rows_stand_alone(
-        lambda x: ops.linear(x, weight, bias if has_bias else None), normal(1000, inputs)
+        backend,
+        lambda x: ops.linear(x, weight, bias if has_bias else None),
+        normal(NUM_ROWS, inputs),
     )
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("weight_format", WEIGHT_FORMATS)
+@pytest.mark.parametrize(("inputs", "outputs"), [(33, 77), (576, 320)])
+def test_linear_with_packed_weights(
+    isa: str, weight_format: str, inputs: int, outputs: int
+) -> None:
+    weight = packed(weight_format, outputs, inputs)
+    assert_rows_stand_alone(
+        native_backend(isa), lambda x: ops.linear(x, weight), normal(NUM_ROWS, inputs)
+    )
+
+
+def packed(weight_format: str, outputs: int, inputs: int) -> Any:
+    weight: PackedWeight = pack_rows(normal(outputs, inputs), WEIGHT_FORMATS[weight_format])
+    return weight
+
+
 @pytest.mark.parametrize("size", [33, 576])
-def test_rms_norm(size: int) -> None:
-    weight = BACKEND.from_host(normal(size))
-    assert_rows_stand_alone(lambda x: ops.rms_norm(x, weight, 1e-6), normal(1000, size))
+def test_rms_norm(backend: Backend, size: int) -> None:
+    weight = backend.from_host(normal(size))
+    assert_rows_stand_alone(
+        backend, lambda x: ops.rms_norm(x, weight, 1e-6), normal(NUM_ROWS, size)
+    )
 
 
 @pytest.mark.parametrize("op", [ops.silu_mul, ops.gelu_tanh_mul], ids=lambda op: op.name)
 @pytest.mark.parametrize("size", [33, 96, 1536])
-def test_gates(op: Callable[[Any], Any], size: int) -> None:
-    assert_rows_stand_alone(op, normal(501, 2 * size))
+def test_gates(backend: Backend, op: Callable[[Any], Any], size: int) -> None:
+    assert_rows_stand_alone(backend, op, normal(501, 2 * size))
 
 
-def test_log_probabilities() -> None:
+def test_log_probabilities(backend: Backend) -> None:
     logits = normal(129, 50_000)
     tokens = np.arange(129)
-    own, ranks, ids, values = ops.log_probabilities(BACKEND.from_host(logits), tokens, 5)
+    together = ops.log_probabilities(backend.from_host(logits), tokens, 5)
     for row in (0, 1, 77, 128):
         part = slice(row, row + 1)
-        alone = ops.log_probabilities(BACKEND.from_host(logits[part]), tokens[part], 5)
-        for one, all_rows in zip(alone, (own, ranks, ids, values), strict=True):
+        alone = ops.log_probabilities(backend.from_host(logits[part]), tokens[part], 5)
+        for one, all_rows in zip(alone, together, strict=True):
             assert np.array_equal(one, all_rows[part])
 
 
-def test_sample() -> None:
+def test_sample(backend: Backend) -> None:
     logits, uniform = normal(129, 50_000), np.random.default_rng(4).uniform(size=129)
     settings = [np.full(129, v, np.float32) for v in (0.8, 0.95, 0.0)]
     settings[0][::3] = 0.0
@@ -68,9 +110,153 @@ def test_sample() -> None:
     def draw(rows: slice) -> np.ndarray:
         temperature, top_p, min_p = (values[rows] for values in settings)
         top_k = np.zeros(len(temperature), np.int64)
-        device_logits = BACKEND.from_host(logits[rows].copy())
+        device_logits = backend.from_host(logits[rows].copy())
         return ops.sample(device_logits, temperature, top_k, top_p, min_p, uniform[rows])
 
     together = draw(slice(None))
     alone = [int(draw(slice(row, row + 1))[0]) for row in range(20)]
     assert alone == together[:20].tolist()
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+LENGTH = 700  # tokens of the sequence that is looked at; chunks of the context have 256
+SHAPES = {  # query heads, key/value heads, head size, block size, window
+    "grouped": (6, 2, 64, 16, None),
+    "one kv head": (9, 1, 24, 32, None),
+    "no groups": (2, 2, 40, 7, None),
+    "window": (6, 2, 64, 16, 100),
+    "blocks larger than chunks": (4, 2, 16, 300, None),
+}
+OTHERS = [(1, 1), (300, 1), (40, 40), (513, 100)]
+"""(context, queries) of sequences that come along."""
+
+
+class Prompt:
+    """A sequence's queries over its cache, of which any part can be computed."""
+
+    def __init__(self, backend: Backend, shape: str, kv_dtype: str) -> None:
+        self.heads, kv_heads, self.size, self.block_size, self.window = SHAPES[shape]
+        self.backend = backend
+        lengths = [LENGTH, *(context for context, _ in OTHERS)]
+        counts = [-(-length // self.block_size) for length in lengths]
+        blocks = np.random.default_rng(5).permutation(sum(counts))
+        self.tables = np.split(blocks, np.cumsum(counts)[:-1])
+        heads = (kv_heads, self.size)
+        self.layer: KVLayer
+        (self.layer,) = backend.allocate_kv(
+            len(blocks), self.block_size, [heads], KVFormat(kv_dtype)
+        )
+        keys = normal(2, len(blocks), self.block_size, *heads)
+        fill(backend, self.layer, *keys)
+        self.queries = normal(LENGTH, self.heads, self.size)
+
+    def attend(self, work: Sequence[tuple[int, int]], *, others: bool = False) -> np.ndarray:
+        """work: (first, last) queries of the prompt, each a sequence of the batch."""
+        sequences = [([0] * last, self.tables[0], first, last - first) for first, last in work]
+        queries = [self.queries[first:last] for first, last in work]
+        num_own = sum(map(len, queries))
+        if others:
+            for table, (context, count) in zip(self.tables[1:], OTHERS, strict=True):
+                sequences.append(([0] * context, table, context - count, count))
+                queries.append(self.queries[:count])
+        host = host_batch(sequences, self.block_size)
+        rows = self.backend.compile(ops.paged_attention)(
+            self.backend.from_host(np.concatenate(queries)),
+            self.layer,
+            self.backend.batch_context(host, (self.layer,)),
+            softmax_scale=0.2,
+            window=self.window,
+        )
+        return self.backend.to_host(rows)[:num_own]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("kernels", "kv_dtype"),
+    [("torch", "float32"), *((isa, dtype) for isa in ISAS for dtype in KV_DTYPES)],
+)
+def test_attention(kernels: str, kv_dtype: str, shape: str) -> None:
+    """A prompt as a whole, in chunks, token by token, and in company."""
+    prompt = Prompt(backend_of(kernels), shape, kv_dtype)
+    whole = prompt.attend([(0, LENGTH)])
+    assert np.array_equal(prompt.attend([(0, LENGTH)], others=True), whole)
+    for chunk in (1, 13, 64, 256):
+        chunks = [(first, min(first + chunk, LENGTH)) for first in range(0, LENGTH, chunk)]
+        assert np.array_equal(prompt.attend(chunks), whole), f"chunks of {chunk} at once"
+        for first, last in chunks[:: max(1, len(chunks) // 5)]:
+            alone = prompt.attend([(first, last)])
+            assert np.array_equal(alone, whole[first:last]), f"chunk of {chunk} at {first}"
+            together = prompt.attend([(first, last)], others=True)
+            assert np.array_equal(together, whole[first:last]), f"chunk of {chunk} in company"
+
+
+# --- threads and instruction sets ----------------------------------------------------------------
+
+
+def results_of(backend: Backend) -> list[np.ndarray]:
+    """Of every op that computes, in every format, on enough rows to be shared out."""
+    found: list[np.ndarray] = []
+
+    def keep(arrays: Any) -> None:
+        parts = arrays if isinstance(arrays, tuple) else (arrays,)
+        found.extend(
+            part if isinstance(part, np.ndarray) else backend.to_host(part) for part in parts
+        )
+
+    def put(array: np.ndarray) -> Any:
+        return backend.from_host(array.copy())
+
+    for rows in (1, 5, 300):
+        x = put(normal(rows, 576))
+        for weight_format in WEIGHT_FORMATS:
+            keep(ops.linear(x, packed(weight_format, 333, 576)))
+        keep(ops.rms_norm(x, put(normal(576)), 1e-6))
+        keep(ops.silu_mul(x))
+        keep(ops.gelu_tanh_mul(x))
+        table = put(normal(50, 64))
+        positions = put(np.arange(rows) % 50)
+        keep(ops.rotary(put(normal(rows, 9, 64)), table, positions))
+    for kv_dtype in KV_DTYPES:
+        for shape in SHAPES:
+            prompt = Prompt(backend, shape, kv_dtype)
+            keep(prompt.attend([(0, 300), (400, 401), (690, LENGTH)], others=True))
+            keep(prompt.attend([(LENGTH - 1, LENGTH)]))
+    logits = normal(8, 50_000)
+    keep(ops.log_probabilities(put(logits), np.arange(8), 5))
+    settings = [np.full(8, v, np.float32) for v in (0.8, 0.95, 0.0)]
+    top_k, uniform = np.array([0, 40] * 4), np.random.default_rng(4).uniform(size=8)
+    keep(ops.sample(put(logits), settings[0], top_k, *settings[1:], uniform))
+    return found
+
+
+def assert_equal(results: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for number, (one, other) in enumerate(zip(results, expected, strict=True)):
+        assert np.array_equal(one, other), f"result {number}"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_threads(isa: str) -> None:
+    """More of them than CPUs, too; they cut the work otherwise."""
+    expected = results_of(native_backend(isa, threads=1))
+    for threads in (2, 5):
+        assert_equal(results_of(native_backend(isa, threads=threads)), expected)
+
+
+def test_vectors_of_256_and_512_bits() -> None:
+    assert_equal(results_of(native_backend("avx512")), results_of(native_backend("avx2")))
+
+
+def test_a_library_that_flushes_subnormals_changes_nothing() -> None:
+    """Not even on the thread that it set so."""
+    import torch
+
+    torch_backend()
+    backend = native_backend("portable")
+    halves = np.arange(1024, dtype=np.uint16).view(np.float16).reshape(-1, 16)  # all subnormal
+    weight: Any = pack_rows(halves.astype(np.float32), WEIGHT_FORMATS["f16"])
+    for flush in (True, False):
+        torch.set_flush_denormal(flush)
+        product = backend.to_host(ops.linear(backend.from_host(np.eye(16)), weight))
+        assert np.array_equal(product.T, halves)
+    torch.set_flush_denormal(True)  # as the torch backend has it

@@ -2,42 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from octavo.ops import OPS
+from octavo.ops.native.weights import PackedWeight
 from octavo.ops.op import Implementation, Target
-from support.forward import torch_backend
+from support.backends import native_backend, torch_backend
+from support.op_bench import KV_DTYPES, WEIGHT_FORMATS
 from support.op_cases import CASES, Bench
 
 TARGET = Target("cpu", "float32")
-BACKENDS = {"torch": torch_backend()}  # creating a backend registers its implementations
+torch_backend()  # creating a backend registers its implementations
 
-ALL = [
-    pytest.param(implementation, name, id=f"{op.name}-{implementation.name}-{name}")
-    for op in OPS.values()
-    for implementation in op.implementations
-    for name in CASES.get(op.name, {})
-]
+USES_CACHE = ("write_kv", "copy_blocks", "paged_attention")
 
 
-def test_every_op_has_cases() -> None:
+def formats(implementation: Implementation) -> list[dict[str, Any]]:
+    """The formats of caches and weights that an implementation is for, as arguments of a Bench."""
+    if implementation.backend == "native":
+        if implementation.op in USES_CACHE:
+            return [{"kv_dtype": dtype} for dtype in KV_DTYPES]
+        packed = [{"weight_format": name} for name in WEIGHT_FORMATS]
+        if implementation.array_type is PackedWeight:
+            return packed
+        if implementation.op == "linear":
+            return [{}, *packed]
+    return [{}]
+
+
+def all_cases() -> Iterator[Any]:
+    for op in OPS.values():
+        for case in CASES.get(op.name, {}):
+            # One after another where the inputs are the same, for cases that keep them.
+            of_case = [
+                (implementation, given)
+                for implementation in op.implementations
+                for given in formats(implementation)
+            ]
+            for implementation, given in sorted(of_case, key=lambda pair: str(pair[1])):
+                names = (op.name, implementation.backend, implementation.name, *given.values())
+                yield pytest.param(implementation, given, case, id="-".join((*names, case)))
+
+
+def test_every_op_has_cases_and_both_backends() -> None:
     assert CASES.keys() == OPS.keys()
+    for op in OPS.values():
+        assert {one.backend for one in op.implementations} == {"native", "torch"}
 
 
-@pytest.mark.parametrize(("implementation", "case"), ALL)
-def test_formula(implementation: Implementation, case: str) -> None:
+@pytest.mark.parametrize(("implementation", "given", "case"), list(all_cases()))
+def test_formula(implementation: Implementation, given: dict[str, Any], case: str) -> None:
     if (reason := implementation.unsupported(TARGET)) is not None:
         pytest.skip(reason)
-    backend = BACKENDS[implementation.backend]
+    is_native = implementation.backend == "native"
+    backend = native_backend(implementation.name) if is_native else torch_backend()
     function = backend.compile(implementation.function)
-    CASES[implementation.op][case](Bench(backend, function))
+    CASES[implementation.op][case](Bench(backend, function, **given))
 
 
 def test_attention_without_the_fused_cpu_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """What GPUs run, run here."""
     from octavo.ops.torch import attention
 
+    backend = torch_backend()
     monkeypatch.setattr(attention, "_attend", attention.attend_by_formula)
-    function = BACKENDS["torch"].compile(attention.paged_attention)
+    function = backend.compile(attention.paged_attention)
     for case in CASES["paged_attention"].values():
-        case(Bench(BACKENDS["torch"], function))
+        case(Bench(backend, function))

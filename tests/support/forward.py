@@ -8,38 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from octavo.core.model_spec import KVFormat
 from octavo.models.causal_lm import CausalLM
-from octavo.models.loader import load_weights, make_rope_tables
+from octavo.models.loader import load_weights, make_rope_tables, plan_weights
 from octavo.models.registry import build_model
 from octavo.ops import write_kv
-from octavo.ops.backend import Backend, load_backend
+from octavo.ops.backend import Backend
 from octavo.ops.batch import HostBatch, KVLayer
 from octavo.weights import Checkpoint, open_checkpoint
 
 
-@cache
-def torch_backend() -> Backend:
-    """With implementations chosen for float32."""
-    backend = load_backend("torch", device="cpu")
-    backend.choose("float32", {})
-    return backend
-
-
 def load_model(
-    source: str | Path | Checkpoint, *, dtype: str = "float32", num_positions: int | None = None
+    source: str | Path | Checkpoint,
+    backend: Backend,
+    *,
+    dtype: str = "float32",
+    quantization: str | None = None,
+    num_positions: int | None = None,
 ) -> CausalLM:
-    """The model on the torch backend."""
+    """The model with its weights on `backend`. dtype: a name, or "stored"."""
     checkpoint = open_checkpoint(str(source)) if isinstance(source, str | Path) else source
     model = build_model(checkpoint.config)
-    torch_backend().choose(dtype, {})
-    load_weights(model, checkpoint, torch_backend(), dtype)
-    make_rope_tables(model, torch_backend(), num_positions or model.max_position)
+    backend.choose(dtype, {})
+    load_weights(model, plan_weights(model, checkpoint, backend, dtype, quantization))
+    make_rope_tables(model, backend, num_positions or model.max_position)
     return model
 
 
@@ -57,13 +53,14 @@ class Forward:
     """A model with a KV cache of its own, full of NaN: what was never written must not count."""
 
     model: CausalLM
+    backend: Backend
     num_blocks: int = 128
     block_size: int = 16
     kv_dtype: str = "float32"
     free_blocks: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        backend = torch_backend()
+        backend = self.backend
         heads = [(layer.num_kv_heads, layer.head_dim) for layer in self.model.spec.layers]
         self.kv_layers = backend.allocate_kv(
             self.num_blocks, self.block_size, heads, KVFormat(self.kv_dtype)
@@ -86,7 +83,7 @@ class Forward:
         batch = host_batch(
             [(s.tokens, s.table, s.num_computed, count) for s, count in work], self.block_size
         )
-        backend = torch_backend()
+        backend = self.backend
         hidden = self._forward(backend.batch_context(batch, self.kv_layers))
         for sequence, count in work:
             sequence.num_computed += count

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -71,14 +71,19 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> None:
 
 
 @contextmanager
-def serving(log: Path, *arguments: str) -> Iterator[ServeProcess]:
+def serving(
+    log: Path,
+    *arguments: str,
+    command: Sequence[str] = COMMAND,
+    environ: Mapping[str, str] = os.environ,
+) -> Iterator[ServeProcess]:
     """Start and wait until it serves; killed at the end if the test has not ended it."""
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [*COMMAND, *arguments, "--port", "0"],
+            [*command, *arguments, "--port", "0"],
             stdout=stream,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env={**environ, "OMP_NUM_THREADS": "1"},
         )
     children: list[int] = []
     try:

@@ -14,7 +14,8 @@ from octavo.config import ServerConfig
 from octavo.core.clock import monotonic
 from octavo.engine.inprocess import InProcessEngine
 from octavo.server.app import create_app
-from octavo.server.run import bind, serve
+from octavo.server.listener import bind
+from octavo.server.run import serve
 from support.scripted import ScriptedExecutor, always, byte_model, scripted_engine
 
 

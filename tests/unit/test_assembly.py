@@ -21,7 +21,9 @@ from support.checkpoints import make_checkpoint
 def served(config: ModelConfig) -> ServedModel:
     checkpoint = assembly.open_model(config)
     text = assembly.load_text(config, checkpoint)
-    return assembly.served_model(config, checkpoint, text, assembly.EngineFacts(64, 4, "f", ()))
+    return assembly.served_model(
+        config, checkpoint, text, assembly.EngineFacts(64, 4, 1, {}, "f", ())
+    )
 
 
 def test_mdl_15_the_models_sampling_defaults_are_used() -> None:
@@ -103,7 +105,8 @@ def no_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> None:
         raise AssertionError("a weight is read")
 
-    monkeypatch.setattr(loader, "_read", read)
+    monkeypatch.setattr(loader._Part, "read", read)
+    monkeypatch.setattr(loader._Part, "read_stored", read)
 
 
 @pytest.mark.usefixtures("no_reads")
@@ -125,7 +128,9 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(
 ) -> None:
     folder = make_checkpoint("llama", tmp_path)
     monkeypatch.setattr(TorchBackend, "free_memory_bytes", lambda _: free_bytes)
-    config = Config.from_flat({"model": str(folder), "max_num_seqs": 1, **knobs})
+    config = Config.from_flat(
+        {"model": str(folder), "backend": "torch", "max_num_seqs": 1, **knobs}
+    )
     with pytest.raises(ConfigError, match=message):
         assembly.build_engine(config, 320)
 
@@ -179,13 +184,48 @@ def test_without_sampling_defaults_none_are_told(tmp_path: Path) -> None:
     assert assembly.sampling_decisions(served(config), config) == ()
 
 
+def test_a_fingerprint_names_what_computes(tmp_path: Path) -> None:
+    folder = make_checkpoint("llama", tmp_path)
+    choices: list[dict[str, str]] = [
+        {},
+        {"quantization": "int8"},
+        {"quantization": "int4"},
+        {"dtype": "bfloat16"},
+        {"kv_cache_dtype": "int8"},
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"backend": "torch"},
+    ]
+    fingerprints = []
+    for knobs in choices:
+        config = {"model": str(folder), "kv_cache_memory_bytes": "1M", **knobs}
+        loop, facts = assembly.build_engine(Config.from_flat(config), 320)
+        loop.close()
+        fingerprints.append(facts.fingerprint)
+    assert len(set(fingerprints)) == len(choices)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "formats"),
+    [("int8", "int8, float32"), ("int4", "int8, int4 with minimum, float32")],
+)
+def test_quantization_is_told(tmp_path: Path, quantization: str, formats: str) -> None:
+    folder = make_checkpoint("llama", tmp_path)
+    config = Config.from_flat({"model": str(folder), "quantization": quantization})
+    loop, facts = assembly.build_engine(config, 320)
+    loop.close()
+    decided = {d.what: (d.value, d.reason) for d in facts.decisions}
+    assert decided["weights"] == (formats, "set by --quantization")
+    assert decided["KV cache dtype"][0] == "bfloat16"
+
+
 def test_what_was_decided_is_told_with_a_reason(tmp_path: Path) -> None:
     folder = make_checkpoint("llama", tmp_path)
     config = Config.from_flat({"model": str(folder), "kv_cache_memory_bytes": "1M"})
     loop, facts = assembly.build_engine(config, 320)
     loop.close()
     decided = {d.what: (d.value, d.reason) for d in facts.decisions}
-    assert decided["dtype"][0] == "float32"
+    assert decided["weights"][0] == "float32"
+    assert decided["KV cache dtype"][0] == "float32"
     # 2 layers, 2 heads of 16, keys and values in 4 bytes: 512 bytes a token.
     assert decided["KV cache"][0] == f"{2**20 // 8192 * 16} tokens"
     assert all(value and reason for value, reason in decided.values())

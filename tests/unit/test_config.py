@@ -79,6 +79,10 @@ def test_remarks_are_on_what_is_no_knob_and_name_what_is() -> None:
         ("served_model_name", None, []),
         ("served_model_name", ("a", "b"), ["a", "b"]),
         ("dtype", "bfloat16", "bfloat16"),
+        ("quantization", None, None),
+        ("quantization", "int4", "int4"),
+        ("kv_cache_dtype", "fp8_e4m3", "fp8_e4m3"),
+        ("threads", "2", 2),
     ],
 )
 def test_values_are_read_in_every_form(name: str, value: object, expected: object) -> None:
@@ -101,6 +105,9 @@ def test_values_are_read_in_every_form(name: str, value: object, expected: objec
         ("max_body_bytes", 10, r"--max-body-bytes must be at least 1024 \(bytes\)"),
         ("enable_prefix_caching", "maybe", "must be true or false, got 'maybe'"),
         ("scheduling_policy", "lifo", "must be one of fcfs, priority, got 'lifo'"),
+        ("quantization", "awq", "--quantization must be one of int8, int4, got 'awq'"),
+        ("kv_cache_dtype", "int4", "must be one of auto, float32, .*fp8_e4m3, got 'int4'"),
+        ("threads", 0, "--threads must be at least 1"),
         ("kernels", "linear", "must be a JSON object"),
         ("kernels", "[1]", "must be a JSON object"),
         ("model", 7, "must be text, got 7"),

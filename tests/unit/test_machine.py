@@ -109,3 +109,22 @@ def test_a_limit_above_what_the_machine_has_left_adds_nothing(root: Path) -> Non
 def test_this_machine_has_something() -> None:
     assert machine.usable_cpus() >= 1
     assert machine.free_memory_bytes() > 0
+
+
+def test_the_cache_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("OCTAVO_CACHE_ROOT", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert machine.cache_root() == Path("/home/someone/.cache/octavo")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert machine.cache_root() == Path("/caches/octavo")
+    monkeypatch.setenv("OCTAVO_CACHE_ROOT", "~/mine")
+    assert machine.cache_root() == Path("/home/someone/mine")
+
+
+def test_the_last_level_cache_is_the_largest(root: Path) -> None:
+    assert machine.last_level_cache_bytes() == 32 * 2**20  # nothing is told
+    caches = root / "sys" / "devices" / "system" / "cpu" / "cpu0" / "cache"
+    for index, size in enumerate(["32K", "32K", "1024K", "65536K"]):
+        write(caches / f"index{index}", size=size)
+    assert machine.last_level_cache_bytes() == 64 * 2**20

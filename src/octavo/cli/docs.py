@@ -25,7 +25,8 @@ in `k`, `m`, `g`, `t` (powers of 1000) or `K`, `M`, `G`, `T` (powers of 1024). L
 by commas, or the flag is repeated. A variable that is empty counts as unset.
 
 Two variables are no settings. `OCTAVO_CONFIG` names the file where `--config` doesn't.
-`OCTAVO_CACHE_ROOT` is the folder that keeps the default model, in `models/`; it is `octavo` in
+`OCTAVO_CACHE_ROOT` is the folder that keeps the default model, in `models/`, and the native
+backend's packed weights, in `weights/` (up to 20 GiB, remade if removed); it is `octavo` in
 `XDG_CACHE_HOME`, or `~/.cache/octavo`, unless set. pip fetches that model, so that pip's own
 variables (`PIP_INDEX_URL`, `PIP_FIND_LINKS`, `PIP_PROXY`, ...) and its configuration hold for it.
 """

@@ -112,9 +112,7 @@ def _compute() -> dict[str, Any]:
 
 
 def _serving() -> dict[str, Any]:
-    from octavo.weights import default_model
-
-    folder = default_model.cache_root()
+    folder = machine.cache_root()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     server = Config().server
     return {
@@ -129,7 +127,7 @@ def _rehearsal() -> dict[str, Any]:
     from octavo import assembly
     from octavo.weights import default_model
 
-    path = default_model.cache_root() / "models" / default_model.DEFAULT_MODEL.file_name
+    path = machine.cache_root() / "models" / default_model.DEFAULT_MODEL.file_name
     if not path.exists():
         return {"file": "not in the cache; fetched at first use"}
     config = Config()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,7 +45,11 @@ def loaded(config: Config) -> Iterator[LLM]:
     from octavo.llm import LLM
 
     values = config.to_flat()
-    llm = LLM(**{knob.name: values[knob.name] for knob in knobs() if knob.section != "server"})
+    gc.disable()  # as `octavo serve` does
+    try:
+        llm = LLM(**{knob.name: values[knob.name] for knob in knobs() if knob.section != "server"})
+    finally:
+        gc.enable()
     try:
         yield llm
     finally:

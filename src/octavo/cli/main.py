@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -9,10 +10,11 @@ from typing import Annotated
 import typer
 
 import octavo
+from octavo.cli.arguments import FOR_SERVERS, JsonOption, ModelArgument, configuration
+from octavo.cli.bench import bench_app, profile, verify_determinism
 from octavo.cli.help import Verb
 from octavo.cli.sampling import Sampling, takes_sampling
-from octavo.cli.settings import Flags, load_config, takes_knobs
-from octavo.config import Config
+from octavo.cli.settings import Flags, takes_knobs
 from octavo.core.errors import OctavoError
 from octavo.core.foreign_settings import remark_on
 
@@ -25,18 +27,6 @@ app = typer.Typer(
         "token_normalize_func": lambda name: name.replace("_", "-"),
     },
 )
-
-ModelArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="`default` (SmolLM2-135M-Instruct), a folder, a .gguf file or a hub id org/name.",
-        show_default=False,
-    ),
-]
-# What only matters where several clients meet.
-FOR_SERVERS = ("served_model_name", "max_logprobs", "scheduling_policy", "max_num_queued_reqs")
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,12 +65,6 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit()
 
 
-def _config(flags: Flags, model: str | None = None) -> Config:
-    return load_config(
-        flags, model=model, warn=lambda message: print(f"warning: {message}", file=sys.stderr)
-    )
-
-
 @app.callback()
 def octavo_command(
     version: Annotated[
@@ -97,9 +81,15 @@ def octavo_command(
 @takes_knobs("model", "cache", "scheduler", "backend", "server")
 def serve(flags: Flags, model_argument: ModelArgument = None) -> None:
     """Serve a model over the OpenAI API."""
-    from octavo.cli.serve import serve
+    # Until it serves it makes objects that stay: looking for garbage among them, again and again,
+    # took 45 of 450 ms.
+    gc.disable()
+    try:
+        from octavo.cli.serve import serve
 
-    serve(_config(flags, model_argument))
+        serve(configuration(flags, model_argument))
+    finally:
+        gc.enable()
 
 
 @app.command(cls=Verb)
@@ -123,7 +113,7 @@ def generate(
     if len(model) > 1:
         raise typer.BadParameter("more than MODEL and PROMPT are given; quote the prompt")
     generate(
-        _config(flags, model[0] if model else None),
+        configuration(flags, model[0] if model else None),
         sys.stdin.read() if prompt == "-" else prompt,
         sampling,
         as_json=as_json,
@@ -163,7 +153,7 @@ def chat(
     if url is None:
         if model_name is not None:
             raise typer.BadParameter("--model-name is for --url; here the model is MODEL")
-        model = LocalModel(_config(flags, model_argument), sampling)
+        model = LocalModel(configuration(flags, model_argument), sampling)
     else:
         if local := [f"--{name.replace('_', '-')}" for name in flags if name != "config"]:
             raise typer.BadParameter(f"{', '.join(local)}: not for --url, whose server decides it")
@@ -181,7 +171,7 @@ def kernels(flags: Flags, as_json: JsonOption = False) -> None:
     """Show which implementation of each op runs here, and why."""
     from octavo.cli.kernels import kernels
 
-    kernels(_config(flags).backend, as_json=as_json)
+    kernels(configuration(flags).backend, as_json=as_json)
 
 
 @app.command(cls=Verb)
@@ -190,6 +180,11 @@ def doctor(as_json: JsonOption = False) -> None:
     from octavo.cli.doctor import doctor
 
     doctor(as_json=as_json)
+
+
+app.add_typer(bench_app, name="bench")
+app.command(cls=Verb)(profile)
+app.command(cls=Verb)(verify_determinism)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,30 @@
-"""`octavo serve`: bind, load, serve, end."""
+"""`octavo serve`: bind, load, serve, end.
+
+The order is what makes it quick: the engine's process is started first and given its work as soon
+as that is known; what this process needs only later is imported while the engine is being built.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import functools
+import gc
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-
-from fastapi import FastAPI
+from typing import TYPE_CHECKING
 
 from octavo import assembly
 from octavo.cli.banner import banner
 from octavo.cli.progress import LoadingBar
 from octavo.config import Config
 from octavo.core.clock import monotonic
+from octavo.engine.child import EngineChild
 from octavo.logs import log_to_stderr
-from octavo.server import run
-from octavo.server.app import create_app
-from octavo.text.served_model import ServedModel
+from octavo.server.listener import bind
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from octavo.text.served_model import ServedModel
 
 
 def serve(config: Config, *, own_process: bool = True) -> None:
@@ -26,22 +34,30 @@ def serve(config: Config, *, own_process: bool = True) -> None:
     engine; a benchmark compares.
     """
     log_to_stderr(config.server.log_level)
-    with run.bind(config.server) as listener:
-        # Opened in this process first: what that downloads is there for the engine's process.
+    with bind(config.server) as listener, _child(config, own_process) as child:
+        # Opened in this process: what that downloads, and the header, is there for the engine's.
         checkpoint = assembly.open_model(config.model)
         text = assembly.load_text(config.model, checkpoint)
         vocab_size = assembly.vocab_size(checkpoint, text)
-        engine = assembly.engine_client(config, vocab_size, LoadingBar(), own_process=own_process)
+        engine = assembly.engine_client(config, checkpoint, vocab_size, LoadingBar(), child)
+
+        import asyncio
+
+        from octavo.server import run
+        from octavo.server.app import create_app
 
         @functools.cache
         def model() -> ServedModel:
             return assembly.served_model(config.model, checkpoint, text, engine.facts)
 
-        def make_app() -> FastAPI:
+        def make_app() -> Starlette:
             cache_info = {**asdict(config.cache), "num_gpu_blocks": engine.facts.num_blocks}
             return create_app(model(), engine, config.server, monotonic, cache_info=cache_info)
 
-        def show_banner(url: str) -> None:
+        def on_ready(url: str) -> None:
+            # What has been made so far stays: later collections need not look through it.
+            gc.freeze()
+            gc.enable()
             decisions = (
                 *engine.facts.decisions,
                 *assembly.sampling_decisions(model(), config.model),
@@ -50,4 +66,8 @@ def serve(config: Config, *, own_process: bool = True) -> None:
             has_template = text.chat_template.exists
             print(banner(url, model().name, decisions, has_template, needs_key), flush=True)
 
-        asyncio.run(run.serve(make_app, engine, config.server, listener, show_banner))
+        asyncio.run(run.serve(make_app, engine, config.server, listener, on_ready))
+
+
+def _child(config: Config, own_process: bool) -> AbstractContextManager[EngineChild | None]:
+    return assembly.engine_child(config) if own_process else nullcontext()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -121,7 +122,10 @@ def takes_knobs(
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         taken = {*inspect.signature(verb).parameters, *without}
         options = [
-            _option(spec) for spec in knobs() if spec.section in sections and spec.name not in taken
+            option
+            for section in sections
+            for option in _options(section)
+            if option.name not in taken
         ]
         return collect_options(verb, [_config_option(), *options], into="flags")
 
@@ -150,6 +154,11 @@ def collect_options(
     command.__signature__ = inspect.Signature(own + options)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in own + options}
     return command
+
+
+@cache
+def _options(section: str) -> tuple[inspect.Parameter, ...]:
+    return tuple(_option(spec) for spec in knobs() if spec.section == section)
 
 
 def _option(spec: Knob) -> inspect.Parameter:

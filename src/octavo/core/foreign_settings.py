@@ -8,12 +8,6 @@ _BY_REMARK = {
         "tensor-parallel-size tp pipeline-parallel-size pp data-parallel-size dp "
         "enable-expert-parallel distributed-executor-backend tensor-split ts"
     ),
-    "not built yet; the weights of a quantized GGUF file are dequantized when they are loaded": (
-        "quantization q"
-    ),
-    "not built yet; the KV cache has the type of --dtype": (
-        "kv-cache-dtype cache-type-k ctk cache-type-v ctv"
-    ),
     "not built yet": (
         "async-scheduling cpu-offload-gb kv-offloading-size enable-lora max-loras max-lora-rank "
         "lora-modules lora speculative-config sc spec-method spec-model spec-tokens model-draft md "
@@ -32,6 +26,7 @@ _BY_REMARK = {
     "not needed: preempted requests are computed again, not swapped": "swap-space",
     "use --access-log, a line for each HTTP request": "enable-log-requests",
     "use --log-stats-interval 0": "disable-log-stats",
+    "use --kv-cache-dtype, for keys and values alike": "cache-type-k ctk cache-type-v ctv",
     "use --kv-cache-memory-bytes": "num-gpu-blocks-override",
     "use --max-model-len": "ctx-size c",
     "use --device; a model is on one device as a whole": "n-gpu-layers gpu-layers ngl",
@@ -39,7 +34,8 @@ _BY_REMARK = {
     "use --max-num-batched-tokens": "batch-size b ubatch-size ub",
     "use --served-model-name": "alias a",
     "use --model": "m",
-    "use the environment variable OMP_NUM_THREADS": "threads t",
+    "use --quantization": "q",
+    "use --threads": "t",
 }
 
 REMARKS = {name: remark for remark, names in _BY_REMARK.items() for name in names.split()}

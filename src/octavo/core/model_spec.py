@@ -21,13 +21,19 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """How the KV cache stores values. dtype: a name of `BYTES_PER_VALUE`."""
+    """How the KV cache stores values. dtype: a name of `BYTES_PER_VALUE`, "int8" (each head's keys,
+    and its values, of a token with a float32 scale of their own) or "fp8" (e4m3).
+    """
 
     dtype: str
 
     def bytes_per_head(self, head_dim: int) -> int:
-        """One head's keys, or its values, of one token, with all that belongs to them."""
-        return head_dim * BYTES_PER_VALUE[self.dtype]
+        """One head's keys, or its values, of one token, with all that belongs to them. A backend
+        may pad them.
+        """
+        if self.dtype == "int8":
+            return head_dim + 4
+        return head_dim * (BYTES_PER_VALUE | {"fp8": 1})[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,15 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.core.errors import EngineDeadError, RequestError
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import EngineStats, TokenDelta
-from octavo.engine.loop import EngineLoop
 from octavo.engine.messages import Add, Close, Command, End, ForgetPrefixes, Report
+
+if TYPE_CHECKING:
+    from octavo.engine.loop import EngineLoop
 
 
 class RequestStream:
@@ -63,7 +65,7 @@ class RequestStream:
 
 logger = logging.getLogger("octavo.engine")
 
-Build = Callable[[], tuple[EngineLoop, Any]]
+Build = Callable[[], "tuple[EngineLoop, Any]"]
 """Makes the engine where it is to run, and says what the client should know of it (its facts).
 
 Raises ConfigError.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import KVFormat, ModelSpec
 
 _MIB = 2**20
 
@@ -22,10 +21,10 @@ class KVDecision(NamedTuple):
 
 
 def decide_num_blocks(
-    spec: ModelSpec,
+    max_position: int,
     *,
     block_size: int,
-    kv_format: KVFormat,
+    block_bytes: int,
     kv_cache_memory_bytes: int | None,
     free_memory_bytes: int,
     memory_share: float,
@@ -35,12 +34,12 @@ def decide_num_blocks(
     """Size the cache: `kv_cache_memory_bytes` if given, else `memory_share` of the free memory, but
     no more than `max_num_seqs` sequences of `max_model_len` tokens could ever fill.
 
+    max_position: what the model was made for. block_bytes: of one block, in all layers.
     free_memory_bytes: what the weights leave. max_model_len: None takes the model's own, or less if
     the memory holds no sequence of that length. Raises ConfigError if one sequence of max_model_len
     tokens doesn't fit, or the cache asked for isn't free.
     """
-    block_bytes = spec.kv_bytes_per_token(kv_format) * block_size
-    wanted_len = spec.max_position if max_model_len is None else max_model_len
+    wanted_len = max_position if max_model_len is None else max_model_len
     blocks_per_sequence = -(-wanted_len // block_size)
     useful_blocks = blocks_per_sequence * max_num_seqs
     if kv_cache_memory_bytes is not None:

@@ -17,7 +17,7 @@ class Head(Layer):
         table = embedding.table
         self.is_tied = name is None
         names = table.names if name is None else (name,)
-        self.weight = Weight(*names, shape=table.shape, role="matrix")
+        self.weight = Weight(*names, shape=table.shape, role="head")
 
     def __call__(self, hidden: Array, rows: Array) -> Array:
         return linear(take_rows(hidden, rows), self.weight.array)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from octavo.core.dtypes import BYTES_PER_VALUE
 from octavo.core.errors import ConfigError
 from octavo.layers.layer import Weight
 from octavo.models.causal_lm import CausalLM
+from octavo.ops.backend import WeightRequest
 
 if TYPE_CHECKING:
-    from octavo.ops.backend import Backend
+    from octavo.ops.backend import Backend, WeightPlan
 
 MAX_NAMES = 5
 """Tensors named in a message; further ones are counted."""
@@ -26,6 +26,9 @@ class StoredTensor(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
 
 
 class Checkpoint(Protocol):
@@ -41,34 +44,72 @@ class Checkpoint(Protocol):
 
     def read(self, name: str, rows: slice | None = None) -> np.ndarray: ...
 
+    def read_stored(self, name: str, rows: slice | None = None) -> np.ndarray: ...
 
-def weight_bytes(model: CausalLM, dtype: str) -> int:
-    """Memory of all weights, in `dtype` but for those that insist on their own."""
-    return sum(_num_bytes(group[0], dtype) for group in model.tensors())
+    def content_id(self) -> str: ...
 
 
-def load_weights(
+@dataclass(frozen=True)
+class _Part:
+    """A `StoredArray`: one tensor of the checkpoint."""
+
+    checkpoint: Checkpoint
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.checkpoint.tensors[self.name].shape
+        return shape
+
+    @property
+    def dtype(self) -> str:
+        return str(self.checkpoint.tensors[self.name].dtype)
+
+    def read(self, rows: slice) -> np.ndarray:
+        return self.checkpoint.read(self.name, rows)
+
+    def read_stored(self, rows: slice) -> np.ndarray:
+        return self.checkpoint.read_stored(self.name, rows)
+
+
+def plan_weights(
     model: CausalLM,
     checkpoint: Checkpoint,
     backend: Backend,
     dtype: str,
-    progress: Callable[[int, int], None] | None = None,
-) -> None:
-    """Fill every weight of `model` with arrays of `backend`.
+    quantization: str | None = None,
+) -> WeightPlan:
+    """How `backend` will hold the model's weights; see `Backend.plan_weights`.
 
-    dtype: of all weights that don't insist on their own. progress: called with the bytes loaded and
-    the bytes in all.
-    Raises ConfigError that names missing, unexpected and wrongly shaped tensors before reading any.
+    Raises ConfigError that names missing, unexpected and wrongly shaped tensors. Reads none.
     """
     _check(model, model.weights(), checkpoint)
-    loaded, total = 0, weight_bytes(model, dtype)
-    for group in model.tensors():
-        first = group[0]
-        roles = [weight.role for weight in group]
-        arrays = backend.load_weight(_read(first, checkpoint), roles, first.dtype or dtype)
+    requests = [
+        WeightRequest(
+            tuple(_Part(checkpoint, name) for name in group[0].names),
+            group[0].shape,
+            tuple(weight.role for weight in group),
+            group[0].dtype,
+            group[0].offset,
+        )
+        for group in model.tensors()
+    ]
+    return backend.plan_weights(
+        requests, dtype=dtype, quantization=quantization, source=checkpoint.content_id()
+    )
+
+
+def load_weights(
+    model: CausalLM, plan: WeightPlan, progress: Callable[[int, int], None] | None = None
+) -> None:
+    """Give every weight of `model` its arrays. plan: made for this model. progress: called with the
+    bytes loaded and the bytes in all.
+    """
+    loaded, total = 0, sum(plan.num_bytes)
+    for group, num_bytes, arrays in zip(model.tensors(), plan.num_bytes, plan.load(), strict=True):
         for weight, array in zip(group, arrays, strict=True):
             weight.array = array
-        loaded += _num_bytes(first, dtype)
+        loaded += num_bytes
         if progress is not None:
             progress(loaded, total)
 
@@ -77,16 +118,6 @@ def make_rope_tables(model: CausalLM, backend: Backend, num_positions: int) -> N
     """Give the model's rotary tables `num_positions` rows."""
     for rope in model.rope_tables():
         rope.array = backend.from_host(rope.compute(num_positions))
-
-
-def _num_bytes(weight: Weight, dtype: str) -> int:
-    return math.prod(weight.shape) * BYTES_PER_VALUE[weight.dtype or dtype]
-
-
-def _read(weight: Weight, checkpoint: Checkpoint) -> np.ndarray:
-    # A copy even of a single part: what `read` gives may be a window on the file.
-    array = np.concatenate([checkpoint.read(name) for name in weight.names])
-    return array.astype(np.float32) + np.float32(weight.offset) if weight.offset else array
 
 
 def _check(model: CausalLM, weights: Iterable[Weight], checkpoint: Checkpoint) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 import numpy as np
@@ -15,8 +18,72 @@ from octavo.ops.op import Choice
 
 F = TypeVar("F", bound=Callable[..., object])
 
-Role = Literal["table", "matrix", "vector"]
-"""What ops do with a weight: gather its rows, multiply by it, or use it element by element."""
+Role = Literal["table", "matrix", "head", "vector"]
+"""What ops do with a weight: gather its rows, multiply by it (for hidden states, or for logits,
+where small errors show more), or use it element by element.
+"""
+
+
+class StoredArray(Protocol):
+    """A tensor of a checkpoint, which is read when it is needed, from several threads at once."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str:
+        """As stored: a numpy or ml_dtypes name ("bfloat16"), or a GGUF type ("Q4_1")."""
+        ...
+
+    def read(self, rows: slice) -> np.ndarray:
+        """The values of `rows` of the first axis. GGUF's quantized types come as float32."""
+        ...
+
+    def read_stored(self, rows: slice) -> np.ndarray:
+        """As `read`, but GGUF's quantized types come in their blocks, (rows, bytes of a row) uint8;
+        only for tensors of two axes.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class WeightRequest:
+    """A weight that a model wants: the values of `parts` plus `offset`.
+
+    parts: stacked along the first axis. shape: after stacking. roles: several for tied weights.
+    dtype: what it insists on; None leaves the format to the backend. offset: 0 but for vectors.
+    """
+
+    parts: tuple[StoredArray, ...]
+    shape: tuple[int, ...]
+    roles: tuple[Role, ...]
+    dtype: str | None = None
+    offset: float = 0.0
+
+
+class WeightPlan(Protocol):
+    """How the weights of a model will be held; nothing is read yet."""
+
+    @property
+    def num_bytes(self) -> tuple[int, ...]:
+        """Memory of each weight."""
+        ...
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """How each weight will be stored: "float32", "int8", ... Together with the checkpoint they
+        determine every value.
+        """
+        ...
+
+    def load(self) -> Iterator[tuple[Array, ...]]:
+        """Each weight on the device, in the order of the requests: an array for each of its roles,
+        in the layout that suits it; roles whose layouts agree share one array.
+        """
+        ...
 
 
 class Backend(Protocol):
@@ -30,7 +97,8 @@ class Backend(Protocol):
         ...
 
     def resolve_dtype(self, asked: str, checkpoint_dtype: str) -> tuple[str, str]:
-        """The dtype to compute in ("float32", "bfloat16", "float16") and the reason.
+        """The dtype of weights and activations ("float32", "bfloat16", "float16") and the reason;
+        or "stored": weights stay as the checkpoint has them, and activations are float32.
 
         asked: the --dtype flag, "auto" included. Raises ConfigError if the device can't.
         """
@@ -49,11 +117,20 @@ class Backend(Protocol):
         """Bytes that the device could still give this process."""
         ...
 
-    def load_weight(
-        self, array: np.ndarray, roles: Sequence[Role], dtype: str
-    ) -> tuple[Array, ...]:
-        """The weight on the device in `dtype`, once for each role (tied weights have several) in
-        the layout that suits it; roles whose layouts agree share one array.
+    def plan_weights(
+        self,
+        requests: Sequence[WeightRequest],
+        *,
+        dtype: str,
+        quantization: str | None = None,
+        source: str | None = None,
+    ) -> WeightPlan:
+        """Decide how to hold these weights.
+
+        dtype: from `resolve_dtype`; for those that don't insist on their own. quantization: "int8"
+        or "int4" for matrices and tables, which are quantized as they are loaded. source:
+        identifies the content of the files behind the requests; a backend may keep what it made of
+        them on disk. Raises ConfigError for a quantization that it can't do.
         """
         ...
 
@@ -63,6 +140,21 @@ class Backend(Protocol):
 
     def to_host(self, array: Array) -> np.ndarray:
         """A copy in host memory. Conformance tests see by it what ops return."""
+        ...
+
+    def resolve_kv_dtype(self, asked: str, dtype: str, weights: WeightPlan) -> tuple[str, str]:
+        """How the KV cache stores values ("float32", "bfloat16", "float16", "int8", "fp8") and the
+        reason.
+
+        asked: the --kv-cache-dtype flag, "auto" included. dtype: from `resolve_dtype`. Raises
+        ConfigError for what the backend lacks.
+        """
+        ...
+
+    def kv_block_bytes(
+        self, block_size: int, layers: Sequence[tuple[int, int]], kv_format: KVFormat
+    ) -> int:
+        """Memory of one block in the caches of all `layers` of (G, E), padding included."""
         ...
 
     def allocate_kv(
@@ -82,10 +174,51 @@ class Backend(Protocol):
         ...
 
 
-def load_backend(name: str, *, device: str = "auto") -> Backend:
-    """Import a backend and find its device. Raises ConfigError if there is none."""
-    if name == "torch":
-        from octavo.ops.torch.backend import TorchBackend
+def load_backend(name: str, *, device: str = "auto", threads: int | None = None) -> Backend:
+    """Import a backend and find its device.
 
-        return TorchBackend(device=device)
-    raise ConfigError(f"unknown backend {name!r}; backends: torch")
+    name: "native", "torch" or "auto", which is torch on a GPU and native on a CPU. threads: that
+    compute on a CPU; None is one for each that the process may use. Raises ConfigError if the
+    backend or the device isn't there.
+    """
+    if name == "auto":
+        name = auto_backend(device)
+        if name == "torch" and device == "auto":
+            backend = _load_torch(device, threads)
+            if backend.device != "cpu":
+                return backend
+            name = "native"
+    if name == "torch":
+        return _load_torch(device, threads)
+    if name == "native":
+        return _load_native(device, threads)
+    raise ConfigError(f"unknown backend {name!r}; use auto, native or torch")
+
+
+def auto_backend(device: str) -> str:
+    """The backend that is likely to run there, found without importing it (torch takes seconds)."""
+    if device == "auto":
+        has_gpu = any(Path(path).exists() for path in _NVIDIA_DEVICES)
+        return "torch" if has_gpu and find_spec("torch") is not None else "native"
+    return "native" if device == "cpu" else "torch"
+
+
+_NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Linux inside Windows
+
+
+def _load_native(device: str, threads: int | None) -> Backend:
+    if device not in ("auto", "cpu"):
+        raise ConfigError(f"--backend native computes on CPUs, not on {device!r}; use torch there")
+    from octavo.ops.native.backend import NativeBackend
+
+    return NativeBackend(threads=threads)
+
+
+def _load_torch(device: str, threads: int | None) -> Backend:
+    try:
+        from octavo.ops.torch.backend import TorchBackend
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigError("the torch backend needs torch: pip install 'octavo[torch]'") from None
+    return TorchBackend(device=device, threads=threads)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import octavo
 from octavo.config import ServerConfig
@@ -23,6 +26,7 @@ from octavo.server.chat import chat_routes
 from octavo.server.completions import completion_routes
 from octavo.server.http_metrics import HttpMetrics
 from octavo.server.metrics import CONTENT_TYPE
+from octavo.server.routes import ApiRoute, guarded
 from octavo.server.serving import Serving
 from octavo.server.stats_log import log_stats
 from octavo.server.tokenization import tokenization_routes
@@ -36,7 +40,7 @@ def create_app(
     clock: Clock,
     *,
     cache_info: Mapping[str, object] | None = None,
-) -> FastAPI:
+) -> Starlette:
     """The application; its `state.serving` is what a server needs for shutting down.
 
     The engine must have been started; the application neither starts nor stops it. cache_info: what
@@ -45,7 +49,7 @@ def create_app(
     serving = Serving(model, engine, config, clock, cache_info or {})
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         if config.log_stats_interval == 0:
             yield
             return
@@ -53,39 +57,50 @@ def create_app(
         yield
         task.cancel()
 
-    # Bodies are parsed by hand (request_body.py), so FastAPI has no schemas to show.
-    app = FastAPI(
-        title="Octavo",
-        version=octavo.__version__,
+    middleware = [Middleware(HttpMetrics, registry=serving.metrics.registry, clock=clock)]
+    if config.root_path:
+        middleware.append(Middleware(_RootPath, root_path=config.root_path))
+    if config.allowed_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.allowed_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+            )
+        )
+    api = [*chat_routes(serving), *completion_routes(serving), *_model_routes(serving)]
+    app = Starlette(
+        routes=[
+            *guarded(api, _key_check(config.api_key)),
+            *tokenization_routes(serving),
+            *_status_routes(serving),
+        ],
+        middleware=middleware,
+        exception_handlers=errors.HANDLERS,
         lifespan=lifespan,
-        root_path=config.root_path,
-        openapi_url=None,
     )
     app.state.serving = serving
-    guarded = APIRouter(dependencies=[Depends(_key_check(config.api_key))])
-    guarded.include_router(chat_routes(serving))
-    guarded.include_router(completion_routes(serving))
-    guarded.include_router(_model_routes(serving))
-    app.include_router(guarded)
-    app.include_router(tokenization_routes(serving))
-    app.include_router(_status_routes(serving))
-    errors.install(app)
-    if config.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=config.allowed_origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
-        )
-    app.add_middleware(HttpMetrics, registry=serving.metrics.registry, clock=clock)
     return app
 
 
-def _key_check(api_keys: list[str]) -> Callable[[Request], Awaitable[None]]:
-    """A dependency of routes, so that no spelling of a path gets around it."""
+class _RootPath:
+    """Lets paths come with a proxy's prefix or without it."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["root_path"] = self._root_path
+        await self._app(scope, receive, send)
+
+
+def _key_check(api_keys: list[str]) -> Callable[[Request], None]:
+    """Bound to routes, so that no spelling of a path gets around it."""
     keys = [key.encode() for key in api_keys]
 
-    async def check(request: Request) -> None:
+    def check(request: Request) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         # Every key is compared, in constant time each: the answer's timing tells nothing.
         data = given.strip().encode("latin-1")  # as starlette decoded it
@@ -96,8 +111,7 @@ def _key_check(api_keys: list[str]) -> Callable[[Request], Awaitable[None]]:
     return check
 
 
-def _model_routes(serving: Serving) -> APIRouter:
-    router = APIRouter()
+def _model_routes(serving: Serving) -> list[ApiRoute]:
     model = serving.model
     cards: dict[str, dict[str, Any]] = {
         name: {
@@ -113,32 +127,33 @@ def _model_routes(serving: Serving) -> APIRouter:
         for name in model.names
     }
 
-    @router.get("/v1/models")
-    async def list_models() -> Response:
+    async def list_models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": list(cards.values())})
 
-    @router.get("/v1/models/{model_id:path}")
-    async def show_model(model_id: str) -> Response:
-        return JSONResponse(cards[serving.check_model(model_id)])
+    async def show_model(request: Request) -> Response:
+        return JSONResponse(cards[serving.check_model(request.path_params["model_id"])])
 
-    return router
+    return [
+        ApiRoute("GET", "/v1/models", list_models),
+        ApiRoute("GET", "/v1/models/{model_id:path}", show_model),
+    ]
 
 
-def _status_routes(serving: Serving) -> APIRouter:
-    router = APIRouter()
+def _status_routes(serving: Serving) -> list[ApiRoute]:
 
-    @router.get("/health")
-    async def health() -> Response:
+    async def health(request: Request) -> Response:
         if serving.engine.error is not None:
             raise RequestError("the engine is dead; restart the server", status=503)
         return Response()
 
-    @router.get("/version")
-    async def version() -> Response:
+    async def version(request: Request) -> Response:
         return JSONResponse({"version": octavo.__version__})
 
-    @router.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         return Response(serving.metrics.exposition(), media_type=CONTENT_TYPE)
 
-    return router
+    return [
+        ApiRoute("GET", "/health", health),
+        ApiRoute("GET", "/version", version),
+        ApiRoute("GET", "/metrics", metrics),
+    ]

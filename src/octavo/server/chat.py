@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from octavo.core.errors import RequestError
 from octavo.core.request import Request as EngineRequest
@@ -14,16 +14,15 @@ from octavo.server.generation import Generation, Piece, are_large, collect
 from octavo.server.logprobs import chat_logprobs, check_num_shown, prompt_logprobs
 from octavo.server.offload import offloaded
 from octavo.server.request_body import read_body
+from octavo.server.routes import ApiRoute
 from octavo.server.schemas import ChatRequest, StreamOptions
 from octavo.server.serving import Serving, new_id
 from octavo.server.sse import ChunkWriter, EventStream, aborting_on_disconnect, to_json
 from octavo.text.tokenizer import Tokenizer
 
 
-def chat_routes(serving: Serving) -> APIRouter:
-    router = APIRouter()
+def chat_routes(serving: Serving) -> list[ApiRoute]:
 
-    @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatRequest, serving.config)
         arrival, fields = serving.clock(), body.fields
@@ -53,7 +52,7 @@ def chat_routes(serving: Serving) -> APIRouter:
 
         return await offloaded(are_large(choices), respond)
 
-    return router
+    return [ApiRoute("POST", "/v1/chat/completions", chat_completions)]
 
 
 class ChatChunkWriter(ChunkWriter):

@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from octavo.core.errors import RequestError
 from octavo.core.request import Request as EngineRequest
@@ -17,6 +18,7 @@ from octavo.server.logprobs import CompletionLogprobs, check_num_shown, prompt_l
 from octavo.server.offload import offloaded
 from octavo.server.prompts import Prompt
 from octavo.server.request_body import read_body
+from octavo.server.routes import ApiRoute
 from octavo.server.schemas import CompletionRequest, StreamOptions
 from octavo.server.serving import Serving, new_id
 from octavo.server.sse import ChunkWriter, EventStream, aborting_on_disconnect, to_json
@@ -28,10 +30,8 @@ MAX_CHOICES = 4096
 _MAX_LISTED_IDS = 1_000_000
 
 
-def completion_routes(serving: Serving) -> APIRouter:
-    router = APIRouter()
+def completion_routes(serving: Serving) -> list[ApiRoute]:
 
-    @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionRequest, serving.config)
         arrival, fields = serving.clock(), body.fields
@@ -76,7 +76,7 @@ def completion_routes(serving: Serving) -> APIRouter:
         is_large = (fields.echo and body.is_large) or are_large(choices)
         return await offloaded(is_large, respond)
 
-    return router
+    return [ApiRoute("POST", "/v1/completions", completions)]
 
 
 class _PromptShape:

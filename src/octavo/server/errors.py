@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import ExceptionHandler
 
 from octavo.core.errors import EngineDeadError, RequestError
 
@@ -116,35 +116,39 @@ def _field(location: Sequence[int | str]) -> str:
     return name
 
 
-def install(app: FastAPI) -> None:
-    """Make every error of the application an OpenAI error body."""
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    return error_response(server_error(error))
 
-    async def on_request_error(request: Request, error: Exception) -> Response:
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
         return error_response(server_error(error))
+    if error.status_code == 401:  # OpenAI's and vLLM's clients know this body
+        return JSONResponse({"error": "Unauthorized"}, 401, error.headers)
+    path = shown(request.url.path)
+    message = {
+        404: f"There is nothing at {path}",
+        405: f"{request.method} is not allowed for {path}",
+    }.get(error.status_code, str(error.detail))
+    response = error_response(RequestError(message, status=error.status_code))
+    response.headers.update(error.headers or {})
+    return response
 
-    async def on_http_exception(request: Request, error: Exception) -> Response:
-        if not isinstance(error, HTTPException):
-            return error_response(server_error(error))
-        if error.status_code == 401:  # OpenAI's and vLLM's clients know this body
-            return JSONResponse({"error": "Unauthorized"}, 401, error.headers)
-        path = shown(request.url.path)
-        message = {
-            404: f"There is nothing at {path}",
-            405: f"{request.method} is not allowed for {path}",
-        }.get(error.status_code, str(error.detail))
-        response = error_response(RequestError(message, status=error.status_code))
-        response.headers.update(error.headers or {})
-        return response
 
-    async def on_unexpected(request: Request, error: Exception) -> Response:
-        # starlette raises it again for the server, which logs it with its traceback.
-        return error_response(RequestError(SERVER_ERROR, status=500))
+async def _on_unexpected(request: Request, error: Exception) -> Response:
+    # starlette raises it again for the server, which logs it with its traceback.
+    return error_response(RequestError(SERVER_ERROR, status=500))
 
-    async def on_disconnect(request: Request, error: Exception) -> Response:
-        return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
-    app.add_exception_handler(RequestError, on_request_error)
-    app.add_exception_handler(EngineDeadError, on_request_error)
-    app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(ClientDisconnect, on_disconnect)
-    app.add_exception_handler(Exception, on_unexpected)
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+HANDLERS: Mapping[type[Exception], ExceptionHandler] = {
+    RequestError: _on_request_error,
+    EngineDeadError: _on_request_error,
+    HTTPException: _on_http_exception,
+    ClientDisconnect: _on_disconnect,
+    Exception: _on_unexpected,
+}
+"""Make every error of the application an OpenAI error body."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from octavo.core.errors import RequestError
@@ -25,11 +26,6 @@ class PromptEncoder:
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
-        tokenizer = model.tokenizer
-        # No text has fewer tokens than its bytes over those of the longest token.
-        self._longest_token = max(
-            (len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)), default=1
-        )
 
     def completions(self, value: Any, *, add_special_tokens: bool) -> list[Prompt]:
         """The forms of `prompt`: a text, token ids, or a list of either. Raises RequestError."""
@@ -75,8 +71,17 @@ class PromptEncoder:
             f"got {shown(item)} (parameter=prompt)"
         )
 
+    @cached_property
+    def _longest_token(self) -> int:
+        """In bytes: no text has fewer tokens than its bytes over these."""
+        tokenizer = self._model.tokenizer
+        lengths = (len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
+        return max(lengths, default=1)
+
     def _check_chars(self, num_chars: int, param: str) -> None:
         limit = self._model.max_model_len
+        if num_chars <= limit:  # true of nearly all: spares a start the walk over the vocabulary
+            return
         at_least = num_chars // self._longest_token
         if at_least > limit:
             raise RequestError(

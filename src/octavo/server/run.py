@@ -1,4 +1,4 @@
-"""Binding the port, serving, and ending well."""
+"""Serving, and ending well."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from octavo.config import ServerConfig
 from octavo.core.errors import ConfigError, EngineDeadError
@@ -32,37 +32,8 @@ _SAME_SIGNAL_SECONDS = 0.05
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """The server's socket, bound but not listening yet: clients are refused until `serve`.
-
-    Called before weights are loaded, so that a port in use is noticed at once. Raises ConfigError.
-    """
-    host, port = config.host, config.port
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (socket.gaierror, UnicodeError) as error:
-        raise ConfigError(
-            f"--host {host!r} is not an address of this machine ({error}); use 127.0.0.1, or "
-            "0.0.0.0 for all addresses"
-        ) from None
-    listener = socket.socket(family, kind, protocol)
-    try:
-        # Lets a restart take the port over from connections that linger, not from a live server.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"can't listen on {host}:{port} ({error.strerror}); choose another --port (0 takes a "
-            "free one) or --host, or stop the program that has it"
-        ) from None
-    return listener
-
-
 async def serve(
-    make_app: Callable[[], FastAPI],
+    make_app: Callable[[], Starlette],
     engine: EngineClient,
     config: ServerConfig,
     listener: socket.socket,
@@ -153,7 +124,9 @@ class _Signals:
 class _Server(uvicorn.Server):
     """uvicorn, with a shutdown that ends requests instead of cutting them off."""
 
-    def __init__(self, app: FastAPI, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
+    def __init__(
+        self, app: Starlette, config: ServerConfig, on_ready: Callable[[str], None]
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,

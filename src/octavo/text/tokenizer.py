@@ -58,12 +58,14 @@ class Tokenizer:
         *,
         named_tokens: Mapping[str, str] | None = None,
         eos_ids: Iterable[int] | None = None,
+        vocab_size: int | None = None,
         model_vocab_size: int | None = None,
     ) -> None:
         """`named_tokens`: texts of bos_token, eos_token, …, as templates see them.
 
-        `eos_ids`: ids that end a text (default: eos_token's). `model_vocab_size`: rows of the
-        embedding; ids beyond it are never produced by `encode`.
+        `eos_ids`: ids that end a text (default: eos_token's). `vocab_size`: one past the largest
+        id, where it is known already. `model_vocab_size`: rows of the embedding; ids beyond it are
+        never produced by `encode`.
         """
         self._tokenizer = tokenizer
         self.named_tokens: Mapping[str, str] = dict(named_tokens or {})
@@ -77,7 +79,7 @@ class Tokenizer:
         """Control text -> a name for it that nobody can type: it has a secret number in it."""
         self._alphabet = PieceAlphabet.of(tokenizer, frozenset(t.content for t in added.values()))
         self.strips_leading_space = self._alphabet.strips_leading_space
-        self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.vocab_size = _vocab_size(tokenizer) if vocab_size is None else vocab_size
         """One past the largest id that exists; a model's embedding is often padded beyond it."""
         self.bos_id = self._named_id("bos_token")
         eos_id = self._named_id("eos_token")
@@ -120,6 +122,7 @@ class Tokenizer:
                 if (i := ids[key]) is not None
             },
             eos_ids=dict.fromkeys(i for key in _GGUF_ENDS if (i := ids[key]) is not None),
+            vocab_size=len(keys.tokens),
             model_vocab_size=model_vocab_size,
         )
 
@@ -255,6 +258,10 @@ class Tokenizer:
                         f"{self._id_limit} tokens); remove it from the text."
                     )
         return ids
+
+
+def _vocab_size(tokenizer: tokenizers.Tokenizer) -> int:
+    return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
 def _encode(

@@ -34,7 +34,11 @@ class TextAssets:
 
 
 class Checkpoint(Protocol):
-    """Weights and metadata of one model, with Hugging Face's names and conventions."""
+    """Weights and metadata of one model, with Hugging Face's names and conventions.
+
+    Can be pickled for another process, which maps the same files; `text_assets` is for the one that
+    opened them.
+    """
 
     name: str
     """For messages and /v1/models: the hub id, or the name of the folder or file."""
@@ -54,6 +58,21 @@ class Checkpoint(Protocol):
         The array may share memory with the mapped file: writing to it never reaches the file.
         May be called from several threads at once. Raises ConfigError for a name not in `tensors`.
         """
+        ...
+
+    def read_stored(self, name: str, rows: slice | None = None) -> np.ndarray:
+        """As `read`, but GGUF's quantized types come in their blocks: (rows, bytes of a row) uint8.
+
+        For tensors of two axes.
+        """
+        ...
+
+    def release_pages(self) -> None:
+        """Give back the memory of what was read; arrays from `read` stay valid, as they were read."""
+        ...
+
+    def content_id(self) -> str:
+        """A text that is another one when the weights are (see `content_digest`)."""
         ...
 
     def text_assets(self) -> TextAssets: ...

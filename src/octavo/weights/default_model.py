@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo import machine
 from octavo.core.errors import ConfigError
 
 NAME = "SmolLM2-135M-Instruct"
@@ -58,20 +59,13 @@ DEFAULT_MODEL = WheelModel(
 )
 
 
-def cache_root() -> Path:
-    """OCTAVO_CACHE_ROOT, else octavo/ in XDG_CACHE_HOME, else ~/.cache/octavo."""
-    if root := os.environ.get("OCTAVO_CACHE_ROOT"):
-        return Path(root).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
-
-
 def fetch(model: WheelModel = DEFAULT_MODEL, folder: Path | None = None) -> Path:
     """Path of the model file in `folder` (the cache unless told), downloaded if it isn't there yet.
 
     Checksums are verified before the file gets its name, so later starts only look at its size.
     Processes that start together download once. Raises ConfigError with the way to do it by hand.
     """
-    folder = folder or cache_root() / "models"
+    folder = folder or machine.cache_root() / "models"
     path = folder / model.file_name
     if _is_complete(path, model):
         return path

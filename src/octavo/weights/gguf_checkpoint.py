@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from octavo.core.errors import ConfigError
 from octavo.weights.checkpoint import TensorSpec, TextAssets
 from octavo.weights.gguf_config import hf_config, hf_generation_config, token_id, tokens_of
-from octavo.weights.gguf_file import GGUFFile
-from octavo.weights.gguf_names import stored_tensors
+from octavo.weights.gguf_header import GGUFHeader
+from octavo.weights.gguf_names import StoredTensor, stored_tensors
+from octavo.weights.mapped_file import content_digest, release_pages
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from octavo.weights.gguf_file import GGUFFile
 
 
 class GGUFCheckpoint:
@@ -21,18 +26,18 @@ class GGUFCheckpoint:
         """Reads the metadata. ConfigError names what is broken or not supported."""
         self.name = name or path.stem
         self.path = path
-        self._file = GGUFFile(path)
-        self.config = hf_config(self._file)
-        self.generation_config = hf_generation_config(self._file)
+        self._header = GGUFHeader(path)
+        self.config = hf_config(self._header)
+        self.generation_config = hf_generation_config(self._header)
         self._stored = stored_tensors(
-            self._file.metadata["general.architecture"],
-            self._file.tensors,
+            self._header.metadata["general.architecture"],
+            self._header.tensors,
             self.config["num_attention_heads"],
             self.config["num_key_value_heads"],
         )
         self.tensors: dict[str, TensorSpec] = {}
         for hf_name, stored in self._stored.items():
-            tensor = self._file.tensors[stored.name]
+            tensor = self._header.tensors[stored.name]
             if stored.num_rotary_heads and tensor.shape[0] % (2 * stored.num_rotary_heads):
                 raise ConfigError(
                     f"{path}: tensor {tensor.name!r} of shape {list(tensor.shape)} does not divide "
@@ -41,7 +46,29 @@ class GGUFCheckpoint:
             dtype = _DTYPE_NAMES.get(tensor.type, tensor.type)
             self.tensors[hf_name] = TensorSpec(hf_name, tensor.shape, dtype)
 
+    @cached_property
+    def _file(self) -> GGUFFile:
+        from octavo.weights.gguf_file import GGUFFile  # and numpy: only for those who read tensors
+
+        return GGUFFile(self._header)
+
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        import numpy as np
+
+        stored, index = self._place(name, rows)
+        array = self._file.read(stored.name, index)
+        return array - np.float32(stored.added) if stored.added else array
+
+    def read_stored(self, name: str, rows: slice | None = None) -> np.ndarray:
+        stored, index = self._place(name, rows)
+        if self.tensors[name].dtype in _DTYPE_NAMES.values():
+            return self.read(name, rows)
+        return self._file.read_stored(stored.name, index)
+
+    def _place(
+        self, name: str, rows: slice | None
+    ) -> tuple[StoredTensor, slice | np.ndarray | None]:
+        """Which of the file's tensors has these rows, and where."""
         if name not in self._stored:
             raise ConfigError(
                 f"{self.path} has no tensor {name!r}; the file does not fit its architecture"
@@ -49,17 +76,21 @@ class GGUFCheckpoint:
         stored = self._stored[name]
         order = stored.row_order(self.tensors[name].shape[0])
         if order is None:
-            array = self._file.read(stored.name, rows)
-        else:
-            array = self._file.read(stored.name, order if rows is None else order[rows])
-        return array - np.float32(stored.added) if stored.added else array
+            return stored, rows
+        return stored, order if rows is None else order[rows]
+
+    def release_pages(self) -> None:
+        release_pages(self._header.buffer)
+
+    def content_id(self) -> str:
+        return content_digest([(self.path, self._header.buffer)])
 
     def text_assets(self) -> TextAssets:
-        metadata = self._file.metadata
-        tokens = tokens_of(self._file)
+        metadata = self._header.metadata
+        tokens = tokens_of(self._header)
         config: dict[str, Any] = {}
         for kind, hf in _SPECIAL_TOKENS.items():
-            index = token_id(self._file, kind)
+            index = token_id(self._header, kind)
             if index is not None and index < len(tokens):
                 config[hf] = tokens[index]
         for key, hf in _TOKENIZER_KEYS.items():

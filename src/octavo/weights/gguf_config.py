@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from octavo.core.errors import ConfigError
-from octavo.weights.gguf_file import GGUFFile
+from octavo.weights.gguf_header import GGUFHeader
 from octavo.weights.gguf_names import ROPE_FACTORS
 
 _MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
@@ -52,7 +50,7 @@ _ROPE_KEYS_WITHOUT_EFFECT = {"rope.scaling.type", "rope.scaling.finetuned"}
 class _Keys:
     """The `{architecture}.*` keys of one file, checked for kind."""
 
-    def __init__(self, file: GGUFFile, architecture: str) -> None:
+    def __init__(self, file: GGUFHeader, architecture: str) -> None:
         self.file = file
         self._prefix = architecture + "."
 
@@ -92,7 +90,7 @@ class _Keys:
         )
 
 
-def architecture_of(file: GGUFFile) -> str:
+def architecture_of(file: GGUFHeader) -> str:
     """The GGUF architecture, if it is one that can be served."""
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in _MODEL_TYPES:
@@ -108,7 +106,7 @@ def architecture_of(file: GGUFFile) -> str:
     return architecture
 
 
-def hf_config(file: GGUFFile) -> dict[str, Any]:
+def hf_config(file: GGUFHeader) -> dict[str, Any]:
     """What config.json would say. ConfigError for a missing or odd key, named."""
     architecture = architecture_of(file)
     keys = _Keys(file, architecture)
@@ -159,7 +157,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     return config
 
 
-def hf_generation_config(file: GGUFFile) -> dict[str, Any]:
+def hf_generation_config(file: GGUFHeader) -> dict[str, Any]:
     """Token ids, and sampling defaults, which newer converters copy from generation_config.json."""
     sampling = {
         hf: file.metadata[key] for key, hf in _SAMPLING_DEFAULTS.items() if key in file.metadata
@@ -221,13 +219,8 @@ def _rope_parameters(keys: _Keys, head_dim: int) -> dict[str, Any]:
                 f"{keys.file.path} has both rope scaling {scaling!r} and the tensor "
                 f"{ROPE_FACTORS!r}; one of them is supported"
             )
-        factors = keys.file.read(ROPE_FACTORS).astype(np.float32)
-        if factors.shape != (head_dim // 2,) or not np.all(np.isfinite(factors) & (factors > 0)):
-            raise ConfigError(
-                f"{keys.file.path}: tensor {ROPE_FACTORS!r} of shape {list(factors.shape)} must "
-                f"hold {head_dim // 2} positive numbers"
-            )
-        return {"rope_type": "freq_factors", "factors": factors.tolist(), **theta}
+        factors = _rope_factors(keys.file, head_dim)
+        return {"rope_type": "freq_factors", "factors": factors, **theta}
     if scaling == "none":
         return {"rope_type": "default", **theta}
     readable = {"linear": _LINEAR_KEYS, "yarn": _LINEAR_KEYS | _YARN_KEYS}.get(str(scaling), {})
@@ -243,7 +236,22 @@ def _rope_parameters(keys: _Keys, head_dim: int) -> dict[str, Any]:
     return {"rope_type": scaling, **values, **theta}
 
 
-def tokens_of(file: GGUFFile) -> list[str]:
+def _rope_factors(file: GGUFHeader, head_dim: int) -> list[float]:
+    import numpy as np
+
+    from octavo.weights.gguf_file import GGUFFile
+
+    factors = GGUFFile(file).read(ROPE_FACTORS).astype(np.float32)
+    if factors.shape != (head_dim // 2,) or not np.all(np.isfinite(factors) & (factors > 0)):
+        raise ConfigError(
+            f"{file.path}: tensor {ROPE_FACTORS!r} of shape {list(factors.shape)} must hold "
+            f"{head_dim // 2} positive numbers"
+        )
+    values: list[float] = factors.tolist()
+    return values
+
+
+def tokens_of(file: GGUFHeader) -> list[str]:
     """The vocabulary by id; empty if the file has none."""
     tokens = file.metadata.get("tokenizer.ggml.tokens", [])
     if not isinstance(tokens, list) or (tokens and not isinstance(tokens[0], str)):
@@ -253,7 +261,7 @@ def tokens_of(file: GGUFFile) -> list[str]:
     return tokens
 
 
-def token_id(file: GGUFFile, kind: str) -> int | None:
+def token_id(file: GGUFHeader, kind: str) -> int | None:
     """Id of the special token `kind` ("bos", "eos", ...), None if the file names none."""
     key = f"tokenizer.ggml.{kind}_token_id"
     value = file.metadata.get(key)
@@ -262,7 +270,7 @@ def token_id(file: GGUFFile, kind: str) -> int | None:
     return value
 
 
-def _token_ids(file: GGUFFile) -> dict[str, Any]:
+def _token_ids(file: GGUFHeader) -> dict[str, Any]:
     """bos, pad, and all ids that end a reply (end of sequence, of turn, of message)."""
     ends = [token_id(file, kind) for kind in ("eos", "eot", "eom")]
     tokens, types = tokens_of(file), file.metadata.get("tokenizer.ggml.token_type")

@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 _TOP: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",
@@ -56,6 +58,8 @@ class StoredTensor:
         """(num_rows,): the stored row for each row of the model's tensor; None if all the same."""
         if not self.num_rotary_heads:
             return None
+        import numpy as np
+
         return np.arange(num_rows).reshape(self.num_rotary_heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 

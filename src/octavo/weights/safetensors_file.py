@@ -48,12 +48,14 @@ _MAX_ELEMENTS = 2**59
 
 
 class SafetensorsFile:
-    """A validated file; `tensors` says what is in it, `read` gives views of it."""
+    """A validated file; `tensors` says what is in it, `read` gives views of it; `buffer` is all of
+    it, mapped.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError, naming file and tensor, unless the bytes are as the header says."""
         self.path = path
-        self._map = map_file(path)
+        self.buffer = map_file(path)
         header, self._data_start = self._header()
         self.tensors: dict[str, TensorSpec] = {}
         self._begins: dict[str, int] = {}
@@ -65,7 +67,7 @@ class SafetensorsFile:
         """A view of the tensor, or of `rows` of its first axis."""
         spec = self.tensors[name]
         array = np.frombuffer(
-            self._map,
+            self.buffer,
             np.dtype(spec.dtype),
             math.prod(spec.shape),
             self._data_start + self._begins[name],
@@ -76,15 +78,15 @@ class SafetensorsFile:
         return array if array.flags.aligned else array.copy()
 
     def _header(self) -> tuple[dict[str, Any], int]:
-        file_bytes = len(self._map)
-        header_bytes = int.from_bytes(self._map[:8], "little")
+        file_bytes = len(self.buffer)
+        header_bytes = int.from_bytes(self.buffer[:8], "little")
         if file_bytes < 8 or header_bytes > min(file_bytes - 8, _MAX_HEADER_BYTES):
             raise ConfigError(
                 f"{self.path} is truncated or not a safetensors file: its {file_bytes} bytes "
                 f"can't hold a header of {header_bytes}; download it again"
             )
         try:
-            header = json.loads(self._map[8 : 8 + header_bytes], object_pairs_hook=unique_names)
+            header = json.loads(self.buffer[8 : 8 + header_bytes], object_pairs_hook=unique_names)
         except (ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{self.path} has a broken header ({error}); download it again"
@@ -125,7 +127,7 @@ class SafetensorsFile:
     def _check_coverage(self) -> None:
         """Tensors must follow one another without overlap or hole, and end where the file ends."""
         at = 0
-        data_bytes = len(self._map) - self._data_start
+        data_bytes = len(self.buffer) - self._data_start
         for name, begin in sorted(self._begins.items(), key=lambda item: item[1]):
             spec = self.tensors[name]
             if begin != at:

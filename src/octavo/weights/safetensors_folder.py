@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from octavo.core.errors import ConfigError
 from octavo.weights.checkpoint import TensorSpec, TextAssets
+from octavo.weights.mapped_file import content_digest, release_pages
 from octavo.weights.safetensors_file import SafetensorsFile
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -51,12 +53,27 @@ class SafetensorsFolder:
                 self.tensors[tensor.name] = tensor
         self._check_index()
 
+    def __reduce__(self) -> tuple[type[SafetensorsFolder], tuple[Path, str]]:
+        return SafetensorsFolder, (self.path, self.name)
+
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:
         if name not in self._file_of:
             raise ConfigError(
                 f"{self.path} has no tensor {name!r}; the model's files are incomplete"
             )
         return self._file_of[name].read(name, rows)
+
+    read_stored = read
+
+    def release_pages(self) -> None:
+        for _, buffer in self._buffers():
+            release_pages(buffer)
+
+    def content_id(self) -> str:
+        return content_digest(self._buffers())
+
+    def _buffers(self) -> list[tuple[Path, mmap]]:
+        return sorted({file.path: file.buffer for file in self._file_of.values()}.items())
 
     def text_assets(self) -> TextAssets:
         tokenizer_json = self.path / "tokenizer.json"

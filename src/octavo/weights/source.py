@@ -32,11 +32,6 @@ def open_checkpoint(
     the remedy.
     """
     from octavo.weights.gguf_checkpoint import GGUFCheckpoint
-    from octavo.weights.safetensors_folder import (
-        NO_PICKLES,
-        PICKLE_SUFFIXES,
-        SafetensorsFolder,
-    )
 
     if model == DEFAULT:
         from octavo.weights import default_model
@@ -47,11 +42,14 @@ def open_checkpoint(
     if not model:
         raise ConfigError(f"the model has no name; {_FORMS}")
     path = Path(os.path.expanduser(model))  # Path.expanduser raises for a user that is not there
+    if path.is_file() and path.suffix == ".gguf":
+        return GGUFCheckpoint(path)
+    # Not at the top: it loads numpy, which GGUF's metadata does without.
+    from octavo.weights.safetensors_folder import NO_PICKLES, PICKLE_SUFFIXES, SafetensorsFolder
+
     if path.is_dir():
         return SafetensorsFolder(path)
     if path.is_file():
-        if path.suffix == ".gguf":
-            return GGUFCheckpoint(path)
         if path.suffix in PICKLE_SUFFIXES:
             raise ConfigError(f"{path} is a pickle file. {NO_PICKLES}")
         if path.suffix == ".safetensors":

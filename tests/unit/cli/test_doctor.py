@@ -28,7 +28,7 @@ def test_the_report_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["octavo"]["torch"][0].isdigit()
     assert report["machine"]["memory"].endswith("GiB")
     assert report["limits"]["usable cores"] >= 1
-    assert "torch" in report["compute"]["cpu"]
+    assert "native" in report["compute"]["cpu"]
     assert report["serving"]["environment"] == ["OCTAVO_PORT=9", "OCTAVO_API_KEY=***"]
     assert "hush" not in json.dumps(report)
 
@@ -59,7 +59,7 @@ def test_the_decisions_for_the_default_model_are_shown(
 ) -> None:
     monkeypatch.setenv("OCTAVO_CACHE_ROOT", str(default_checkpoint.path.parent.parent))
     decisions = collect()["default model"]
-    assert {"file", "device", "dtype", "max_model_len", "KV cache"} <= decisions.keys()
+    assert {"file", "device", "weights", "max_model_len", "KV cache"} <= decisions.keys()
     assert "tokens" in decisions["max_model_len"]
 
 
@@ -88,7 +88,7 @@ def test_kernels_prints_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert main(["kernels", "--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["backend"] == "torch"
+    assert report["backend"] == "native"
     assert {"linear", "paged_attention"} <= {entry["op"] for entry in report["ops"]}
     for entry in report["ops"]:
         assert entry["op"] in text
@@ -97,4 +97,4 @@ def test_kernels_prints_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_kernel_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernels", "--device", "cpu", "--kernels", '{"linear": "magic"}']) == 1
-    assert "no torch implementation 'magic'; there are: " in capsys.readouterr().err
+    assert "no native implementation 'magic'; there are: " in capsys.readouterr().err

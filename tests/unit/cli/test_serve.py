@@ -71,7 +71,7 @@ def test_the_banner_is_true_and_a_signal_ends_it_well(server: subprocess.Popen[s
             break
     found = re.search(r"serves (\S+) at (http://127\.0\.0\.1:\d+/v1)", lines[0])
     assert found, lines
-    for decision in ("device", "dtype", "max_model_len", "KV cache"):
+    for decision in ("device", "weights", "max_model_len", "KV cache"):
         assert any(line.startswith(f"  {decision} ") for line in lines)
 
     pasted = subprocess.run(

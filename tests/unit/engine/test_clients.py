@@ -204,8 +204,7 @@ def test_a_stuck_engine_is_killed() -> None:
         engine = in_child(delay_s=0.002)
         await engine.start()
         stream = await engine.submit(make_request("a", range(7), 200))
-        pid = engine._process.pid
-        assert pid is not None
+        pid = engine._child.pid
         os.kill(pid, signal.SIGSTOP)
         await asyncio.wait_for(engine.shutdown(timeout_s=0.5), 10)
         for _ in range(2):  # the error stays
@@ -232,8 +231,7 @@ def test_a_killed_child_is_noticed_at_once() -> None:
     async def body(engine: EngineClient) -> None:
         assert isinstance(engine, EngineProcess)
         stream = await engine.submit(make_request("a", range(7), 200))
-        pid = engine._process.pid
-        assert pid is not None
+        pid = engine._child.pid
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="exit code -9"):
             await asyncio.wait_for(read(stream), 10)

@@ -5,32 +5,24 @@ from typing import Any
 import pytest
 
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import AttentionSpec, KVFormat, ModelSpec
 from octavo.kvcache.sizing import KVDecision, decide_num_blocks
 
-SPEC = ModelSpec(
-    family="llama",
-    vocab_size=320,
-    hidden_size=64,
-    num_parameters=1000,
-    max_position=512,
-    layers=(AttentionSpec(4, 2, 64), AttentionSpec(4, 2, 64, window=24)),
-)
-TOKEN_BYTES = 2 * 2 * 2 * 64 * 2  # layers, keys and values, kv heads, head size, bytes
+MAX_POSITION = 512
+TOKEN_BYTES = 1024
 MIB = 2**20
 
 
 def decide(**changes: Any) -> KVDecision:
     arguments: dict[str, Any] = {
         "block_size": 16,
-        "kv_format": KVFormat("bfloat16"),
+        "block_bytes": 16 * TOKEN_BYTES,
         "kv_cache_memory_bytes": None,
         "free_memory_bytes": 1024 * MIB,
         "memory_share": 0.5,
         "max_num_seqs": 8,
         "max_model_len": 256,
     }
-    return decide_num_blocks(SPEC, **(arguments | changes))
+    return decide_num_blocks(MAX_POSITION, **(arguments | changes))
 
 
 def test_takes_no_more_than_all_sequences_can_fill() -> None:
@@ -83,7 +75,7 @@ def test_an_automatic_length_shrinks_to_what_fits() -> None:
     decision = decide(kv_cache_memory_bytes=100 * TOKEN_BYTES, max_model_len=None)
     assert decision.max_model_len == 96
     assert decision.reason.endswith("max_model_len reduced from 512 to the 96 tokens that fit")
-    assert decide(max_model_len=None).max_model_len == SPEC.max_position
+    assert decide(max_model_len=None).max_model_len == MAX_POSITION
 
 
 @pytest.mark.parametrize("max_model_len", [None, 256])

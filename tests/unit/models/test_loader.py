@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from octavo.core.errors import ConfigError
-from octavo.models.loader import load_weights, make_rope_tables, weight_bytes
+from octavo.models.causal_lm import CausalLM
+from octavo.models.loader import load_weights, make_rope_tables, plan_weights
 from octavo.models.registry import build_model
 from octavo.weights import TensorSpec
+from support.backends import torch_backend
 from support.configs import LLAMA
-from support.forward import torch_backend
 
 
 class MemoryCheckpoint:
@@ -30,7 +31,16 @@ class MemoryCheckpoint:
 
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:
         self.num_reads += 1
-        return self.arrays[name]
+        return self.arrays[name][rows or slice(None)]
+
+    read_stored = read
+
+    def content_id(self) -> str:
+        return "memory"
+
+
+def load(model: CausalLM, checkpoint: MemoryCheckpoint, dtype: str = "float32") -> None:
+    load_weights(model, plan_weights(model, checkpoint, torch_backend(), dtype))
 
 
 @pytest.fixture
@@ -43,14 +53,14 @@ def checkpoint() -> MemoryCheckpoint:
 
 def refusal(checkpoint: MemoryCheckpoint) -> str:
     with pytest.raises(ConfigError) as error:
-        load_weights(build_model(LLAMA), checkpoint, torch_backend(), "float32")
+        load(build_model(LLAMA), checkpoint)
     assert checkpoint.num_reads == 0
     return str(error.value)
 
 
 def test_fused_projections_are_stacked_in_order(checkpoint: MemoryCheckpoint) -> None:
     model = build_model(LLAMA)
-    load_weights(model, checkpoint, torch_backend(), "float32")
+    load(model, checkpoint)
     names = [f"model.layers.1.self_attn.{p}_proj.weight" for p in "qkv"]
     fused = torch_backend().to_host(model.blocks[1].attention.qkv.weight.array)
     assert np.array_equal(fused, np.concatenate([checkpoint.arrays[n] for n in names]))
@@ -60,7 +70,7 @@ def test_fused_projections_are_stacked_in_order(checkpoint: MemoryCheckpoint) ->
 def test_norms_stay_in_float32_and_get_their_offset(checkpoint: MemoryCheckpoint) -> None:
     model = build_model(LLAMA)
     model.norm.weight.offset = 1.0
-    load_weights(model, checkpoint, torch_backend(), "bfloat16")
+    load(model, checkpoint, "bfloat16")
     norm = torch_backend().to_host(model.norm.weight.array)
     assert norm.dtype == np.float32
     assert np.array_equal(norm, checkpoint.arrays["model.norm.weight"] + np.float32(1.0))
@@ -75,18 +85,21 @@ def test_rotary_tables_have_the_length_asked_for() -> None:
 
 def test_a_tied_tensor_is_read_once_for_both_its_roles(checkpoint: MemoryCheckpoint) -> None:
     model = build_model(LLAMA | {"tie_word_embeddings": True})
-    load_weights(model, checkpoint, torch_backend(), "bfloat16")
+    load(model, checkpoint, "bfloat16")
     table, matrix = model.embedding.table, model.head.weight
-    assert (table.role, matrix.role) == ("table", "matrix")
+    assert (table.role, matrix.role) == ("table", "head")
     assert table.array is matrix.array
     assert checkpoint.num_reads == len(checkpoint.arrays) - 1  # all but lm_head.weight
 
 
-def test_weight_bytes_before_loading() -> None:
-    spec = build_model(LLAMA).spec
-    assert weight_bytes(build_model(LLAMA), "float32") == 4 * spec.num_parameters
-    in_norms = 64 * (2 * len(spec.layers) + 1)  # norms stay in float32
-    assert weight_bytes(build_model(LLAMA), "bfloat16") == 2 * (spec.num_parameters + in_norms)
+def test_weight_bytes_before_loading(checkpoint: MemoryCheckpoint) -> None:
+    model = build_model(LLAMA)
+    for dtype, num_bytes in (("float32", 4), ("bfloat16", 2)):
+        plan = plan_weights(model, checkpoint, torch_backend(), dtype)
+        in_norms = 64 * (2 * len(model.spec.layers) + 1)  # norms stay in float32
+        expected = num_bytes * (model.spec.num_parameters - in_norms) + 4 * in_norms
+        assert sum(plan.num_bytes) == expected
+        assert set(plan.formats) == {dtype, "float32"}
 
 
 def test_progress_ends_at_the_total(checkpoint: MemoryCheckpoint) -> None:
@@ -96,7 +109,9 @@ def test_progress_ends_at_the_total(checkpoint: MemoryCheckpoint) -> None:
     def progress(done: int, total: int) -> None:
         calls.append((done, total))
 
-    load_weights(model, checkpoint, torch_backend(), "float32", progress)
+    plan = plan_weights(model, checkpoint, torch_backend(), "float32")
+    assert checkpoint.num_reads == 0
+    load_weights(model, plan, progress)
     assert calls == sorted(calls)
     assert calls[-1] == (4 * model.spec.num_parameters,) * 2
 
@@ -137,6 +152,6 @@ def test_parts_of_a_fused_weight_are_checked_one_by_one(checkpoint: MemoryCheckp
 
 def test_copies_and_derived_buffers_are_ignored(checkpoint: MemoryCheckpoint) -> None:
     checkpoint.arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(8, np.float32)
-    load_weights(build_model(LLAMA), checkpoint, torch_backend(), "float32")
+    load(build_model(LLAMA), checkpoint)
     tied = build_model(LLAMA | {"tie_word_embeddings": True})
-    load_weights(tied, checkpoint, torch_backend(), "float32")  # has lm_head.weight as well
+    load(tied, checkpoint)  # has lm_head.weight as well

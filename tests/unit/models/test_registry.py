@@ -33,7 +33,8 @@ def test_spec() -> None:
     assert [(a.num_heads, a.num_kv_heads, a.head_dim, a.window) for a in spec.layers] == (
         [(4, 2, 16, None)] * 2
     )
-    assert spec.kv_bytes_per_token(KVFormat("bfloat16")) == 2 * 2 * 2 * 16 * 2
+    for dtype, num_bytes in (("bfloat16", 32), ("int8", 16 + 4), ("fp8", 16)):
+        assert spec.kv_bytes_per_token(KVFormat(dtype)) == 2 * 2 * 2 * num_bytes
 
 
 def test_tied_weights_count_once() -> None:

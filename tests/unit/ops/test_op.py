@@ -8,7 +8,7 @@ import pytest
 
 from octavo.core.errors import ConfigError, InvariantError
 from octavo.ops.op import OPS, Op, Target, choose_all, implements, op
-from support.forward import torch_backend
+from support.backends import torch_backend
 
 WIDE, NARROW = Target("cpu", "float32"), Target("cpu", "bfloat16")
 

@@ -15,7 +15,9 @@ from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat
 from octavo.ops.torch.backend import TorchBackend
 from octavo.ops.torch.batch import TorchKVLayer
-from support.forward import host_batch, torch_backend
+from support.backends import torch_backend
+from support.forward import host_batch
+from support.stored_arrays import load_weight
 
 BACKEND = cast(TorchBackend, torch_backend())
 
@@ -33,15 +35,34 @@ def test_arrays_come_back_as_they_went(dtype: type) -> None:
 
 def test_conversion_on_the_way() -> None:
     array = np.array([1.0, 1 / 3, -7.25]).astype(ml_dtypes.bfloat16)
-    (wide,) = BACKEND.load_weight(array, ["matrix"], "float32")
+    (wide,) = load_weight(BACKEND, array, dtype="float32")
     assert np.array_equal(BACKEND.to_host(wide), array.astype(np.float32))
-    (narrow,) = BACKEND.load_weight(np.ones(3), ["vector"], "bfloat16")
+    (narrow,) = load_weight(BACKEND, np.ones(3), "vector", dtype="bfloat16")
     assert BACKEND.to_host(narrow).dtype == ml_dtypes.bfloat16
 
 
 def test_tied_weights_take_memory_once() -> None:
-    table, matrix = BACKEND.load_weight(np.ones((3, 2)), ["table", "matrix"], "bfloat16")
+    table, matrix = load_weight(BACKEND, np.ones((3, 2)), "table", "head", dtype="bfloat16")
     assert table.data_ptr() == matrix.data_ptr()
+
+
+def test_weights_are_not_quantized() -> None:
+    with pytest.raises(ConfigError, match=r"--quantization int8.*--backend native"):
+        load_weight(BACKEND, np.ones((3, 2)), dtype="float32", quantization="int8")
+
+
+def test_the_cache_has_the_models_dtype() -> None:
+    plan = BACKEND.plan_weights([], dtype="bfloat16")
+    assert BACKEND.resolve_kv_dtype("auto", "bfloat16", plan)[0] == "bfloat16"
+    assert BACKEND.resolve_kv_dtype("float32", "float32", plan)[0] == "float32"
+    for asked in ("int8", "fp8", "float32"):
+        with pytest.raises(ConfigError, match=f"--kv-cache-dtype {asked}.*here bfloat16"):
+            BACKEND.resolve_kv_dtype(asked, "bfloat16", plan)
+
+
+def test_memory_of_a_kv_block() -> None:
+    layers = [(2, 24), (1, 8)]
+    assert BACKEND.kv_block_bytes(16, layers, KVFormat("bfloat16")) == 2 * 16 * (48 + 8) * 2
 
 
 def test_read_only_arrays_are_copied() -> None:

@@ -13,15 +13,13 @@ from octavo.core.errors import InvariantError
 from octavo.core.model_spec import KVFormat
 from octavo.core.step import ScheduledSequence, ScheduledStep, SequenceOutput, StepOutput
 from octavo.models.causal_lm import CausalLM
-from octavo.models.loader import load_weights, make_rope_tables
-from octavo.models.registry import build_model
-from octavo.ops import Array
 from octavo.ops.backend import Backend
 from octavo.runner import model_runner
 from octavo.runner.model_runner import ModelRunner
-from octavo.weights.source import open_checkpoint
+from octavo.weights import Checkpoint, open_checkpoint
+from support.backends import BACKENDS, cpu_backend
 from support.checkpoints import VOCAB_SIZE, make_checkpoint
-from support.forward import torch_backend
+from support.forward import load_model
 from support.runner import Drive
 
 BLOCK_SIZE = 4
@@ -34,19 +32,19 @@ REQUESTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def backend() -> Backend:
-    return torch_backend()
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return cpu_backend(request.param)
 
 
 @pytest.fixture(scope="module")
-def model(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
-    folder = make_checkpoint("llama", tmp_path_factory.mktemp("llama"))
-    checkpoint = open_checkpoint(str(folder))
-    model = build_model(checkpoint.config)
-    load_weights(model, checkpoint, backend, "float32")
-    make_rope_tables(model, backend, 120)
-    return model
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return open_checkpoint(str(make_checkpoint("llama", tmp_path_factory.mktemp("llama"))))
+
+
+@pytest.fixture(scope="module")
+def model(backend: Backend, checkpoint: Checkpoint) -> CausalLM:
+    return load_model(checkpoint, backend, num_positions=120)
 
 
 def make_drive(model: CausalLM, backend: Backend, vocab_size: int = VOCAB_SIZE) -> Drive:
@@ -182,20 +180,22 @@ def test_prompt_logprobs_are_those_of_the_model(drive: Drive) -> None:
         assert dict(output.logprobs[0].top)[token] == pytest.approx(logprob, abs=1e-4)
 
 
-def test_mdl_13_broken_activations_end_their_own_sequence_alone(
-    drive: Drive,
-    model: CausalLM,
-    backend: Backend,
-    alone: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    poison = VOCAB_SIZE - 1
-    assert poison not in PROMPT
-    embedding = model.embedding.table
-    table = backend.to_host(embedding.array).copy()
-    table[poison] = np.nan
-    monkeypatch.setattr(embedding, "array", backend.from_host(table))
+@pytest.fixture
+def poison(
+    model: CausalLM, backend: Backend, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> int:
+    """A token with a broken embedding."""
+    token = VOCAB_SIZE - 1
+    assert token not in PROMPT
+    table = checkpoint.read("model.embed_tokens.weight").copy()
+    table[token] = np.nan
+    monkeypatch.setattr(model.embedding.table, "array", backend.from_host(table))
+    return token
 
+
+def test_mdl_13_broken_activations_end_their_own_sequence_alone(
+    drive: Drive, alone: list[list[int]], poison: int
+) -> None:
     broken = drive.bind(0, prompt=(poison, *PROMPT), temperature=0.0)
     drive.bind(1, **REQUESTS[0])
     drive.bind(2, prompt=(5, poison, 6), prompt_logprobs=0)
@@ -210,21 +210,11 @@ def test_mdl_13_broken_activations_end_their_own_sequence_alone(
     assert drive.run([0], 12) == [alone[1]]
 
 
-def test_broken_prompt_logprobs_are_an_error_of_their_chunk(
-    model: CausalLM, backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logits = model.logits
-
-    def broken_in_row_5(hidden: Array, rows: Array) -> Array:
-        result = logits(hidden, rows)
-        if result.shape[0] > 5:
-            result[5, 0] = float("nan")  # type: ignore[index]
-        return result
-
-    monkeypatch.setattr(model, "logits", broken_in_row_5)
-    drive = make_drive(model, backend)
-    drive.bind(0, prompt=PROMPT, prompt_logprobs=0)
-    (output,) = drive.step({0: 20})
+def test_broken_prompt_logprobs_are_an_error_of_their_chunk(drive: Drive, poison: int) -> None:
+    drive.bind(0, prompt=(*PROMPT[:5], poison, *PROMPT[6:]), prompt_logprobs=0)
+    (output,) = drive.step({0: 5})
+    assert output.error is None
+    (output,) = drive.step({0: 15})
     assert output.error == "the model produced non-finite logits at position 6"
     assert output.prompt_logprobs is None
 
@@ -233,19 +223,18 @@ def test_broken_prompt_logprobs_are_an_error_of_their_chunk(
     "params", [{"temperature": 0.0}, {"logit_bias": {0: 1.0}, "seed": 3}, {"seed": 4}]
 )
 def test_padding_of_the_logits_is_neither_chosen_nor_reported(
-    model: CausalLM, backend: Backend, monkeypatch: pytest.MonkeyPatch, params: dict[str, Any]
+    model: CausalLM,
+    backend: Backend,
+    checkpoint: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    params: dict[str, Any],
 ) -> None:
     """A model with more rows than the tokenizer has tokens: these rows may hold anything."""
     known = VOCAB_SIZE - 5
-    logits = model.logits
-
-    def loud_padding(hidden: Array, rows: Array) -> Array:
-        result = logits(hidden, rows)
-        result[:, known:] = 200.0  # type: ignore[index]
-        result[:, -1] = float("nan")  # type: ignore[index]
-        return result
-
-    monkeypatch.setattr(model, "logits", loud_padding)
+    head = checkpoint.read("lm_head.weight").copy()
+    head[known:] *= 100.0
+    head[-1] = np.nan
+    monkeypatch.setattr(model.head.weight, "array", backend.from_host(head))
     drive = make_drive(model, backend, known)
     prompt = tuple(token % known for token in PROMPT)
     sequence = drive.bind(0, prompt=prompt, logprobs=-1, prompt_logprobs=-1, **params)

@@ -10,13 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.forward import torch_backend
+from octavo.ops.backend import Backend
+from support.backends import BACKENDS, cpu_backend
 from support.sampling import TableModel, bind, sample_once
 
 V = 16
 LOGITS = np.random.default_rng(5).normal(0, 1.5, V)
 DRAWS = 4000
-BACKEND = torch_backend()
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return cpu_backend(request.param)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -54,9 +59,9 @@ def check_frequencies(tokens: np.ndarray, expected: np.ndarray) -> None:
     assert chi_square <= freedom + 5 * math.sqrt(2 * freedom)
 
 
-def draw(**params: Any) -> np.ndarray:
+def draw(backend: Backend, **params: Any) -> np.ndarray:
     bindings = [bind(slot, seed=slot + 1000, **params) for slot in range(DRAWS)]
-    sampled = sample_once(BACKEND, np.tile(LOGITS, (DRAWS, 1)), bindings)
+    sampled = sample_once(backend, np.tile(LOGITS, (DRAWS, 1)), bindings)
     assert not sampled.errors
     return sampled.token_ids
 
@@ -73,20 +78,23 @@ def draw(**params: Any) -> np.ndarray:
         (1.3, 8, 0.8, 0.05),
     ],
 )
-def test_frequencies(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
-    tokens = draw(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+def test_frequencies(
+    backend: Backend, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    tokens = draw(backend, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     check_frequencies(tokens, expected_distribution(LOGITS, temperature, top_k, top_p, min_p))
 
 
-def test_the_test_can_tell_distributions_apart() -> None:
-    tokens = draw(temperature=1.0)
+def test_the_test_can_tell_distributions_apart(backend: Backend) -> None:
+    tokens = draw(backend, temperature=1.0)
     with pytest.raises(AssertionError):
         check_frequencies(tokens, expected_distribution(LOGITS, 1.1, 0, 1.0, 0.0))
 
 
-def test_frequencies_under_penalties_and_bias() -> None:
+def test_frequencies_under_penalties_and_bias(backend: Backend) -> None:
     best, second, third = np.argsort(-LOGITS)[:3].tolist()
     tokens = draw(
+        backend,
         prompt=(best, third),
         output=(second, second),
         repetition_penalty=1.7,
@@ -102,11 +110,11 @@ def test_frequencies_under_penalties_and_bias() -> None:
     check_frequencies(tokens, softmax(logits))
 
 
-def test_frequencies_along_one_sequences_positions() -> None:
+def test_frequencies_along_one_sequences_positions(backend: Backend) -> None:
     # The positions of one stream must be as independent as different seeds.
     logits = np.tile(LOGITS, (DRAWS, 1))
     bindings = [bind(slot, seed=42, prompt=(0,) * (slot + 1)) for slot in range(DRAWS)]
-    tokens = sample_once(BACKEND, logits, bindings).token_ids
+    tokens = sample_once(backend, logits, bindings).token_ids
     check_frequencies(tokens, softmax(LOGITS))
 
 
@@ -135,9 +143,9 @@ sampling_params = st.fixed_dictionaries(
     cut=st.integers(1, 5),
 )
 def test_a_sequence_is_the_same_alone_in_company_and_resumed(
-    requests: list[dict[str, Any]], slots: list[int], cut: int
+    backend: Backend, requests: list[dict[str, Any]], slots: list[int], cut: int
 ) -> None:
-    model = TableModel(BACKEND, V)
+    model = TableModel(backend, V)
     bindings = [bind(slot, **request) for slot, request in zip(slots, requests, strict=False)]
     together, logprobs = model.generate(bindings, 6)
     for index, request in enumerate(requests):

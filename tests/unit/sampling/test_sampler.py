@@ -11,17 +11,18 @@ import pytest
 
 from octavo.ops.backend import Backend
 from octavo.sampling.sampler import Sampler
-from support.forward import torch_backend
+from support.backends import BACKENDS, cpu_backend, torch_backend
 from support.sampling import TableModel, bind, sample_once
+from support.stored_arrays import load_weight
 
 V = 12
 LOGITS = np.random.default_rng(3).normal(0, 2, V)
 BEST = int(LOGITS.argmax())
 
 
-@pytest.fixture(scope="module")
-def backend() -> Backend:
-    return torch_backend()
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return cpu_backend(request.param)
 
 
 def choose(
@@ -204,7 +205,9 @@ def test_logprobs_of_a_whole_batch_without_edits(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_logits(backend: Backend, dtype: str) -> None:
+def test_half_precision_logits(dtype: str) -> None:
+    """Of torch on GPUs; the native backend's are float32."""
+    backend = torch_backend()
     sampler = Sampler(backend, max_num_seqs=4, vocab_size=V)
     other = (BEST + 1) % V
     for binding in (
@@ -214,7 +217,7 @@ def test_half_precision_logits(backend: Backend, dtype: str) -> None:
         bind(3, prompt=(BEST,), repetition_penalty=1.5, presence_penalty=1.0, seed=2),
     ):
         sampler.bind(binding)
-    (logits,) = backend.load_weight(np.tile(LOGITS, (4, 1)), ["matrix"], dtype)
+    (logits,) = load_weight(backend, np.tile(LOGITS, (4, 1)), dtype=dtype)
     sampled = sampler.sample(logits, np.arange(4), np.ones(4, np.int64))
     assert not sampled.errors
     assert sampled.token_ids.tolist()[:3] == [BEST, other, other]
@@ -246,12 +249,13 @@ def test_smp_01_a_gap_of_20_temperatures_is_greedy(backend: Backend, temperature
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-4, 1e-5, 1e-6, 1e-12])
-def test_smp_01_large_half_precision_logits(backend: Backend, temperature: float) -> None:
+def test_smp_01_large_half_precision_logits(temperature: float) -> None:
+    backend = torch_backend()
     large = np.roll(np.arange(V) * 16 + 3e4, 5).astype(np.float32)  # exact in float16
     sampler = Sampler(backend, max_num_seqs=8, vocab_size=V)
     for slot in range(8):
         sampler.bind(bind(slot, seed=slot, temperature=temperature))
-    (logits,) = backend.load_weight(np.tile(large, (8, 1)), ["matrix"], "float16")
+    (logits,) = load_weight(backend, np.tile(large, (8, 1)), dtype="float16")
     sampled = sampler.sample(logits, np.arange(8), np.ones(8, np.int64))
     assert not sampled.errors
     assert set(sampled.token_ids.tolist()) == {int(large.argmax())}

@@ -6,7 +6,8 @@ import pytest
 
 from octavo.config import ServerConfig
 from octavo.core.errors import ConfigError
-from octavo.server.run import _url, bind
+from octavo.server.listener import bind
+from octavo.server.run import _url
 
 
 def test_cfg_01_port_in_use() -> None:

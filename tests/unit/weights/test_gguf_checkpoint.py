@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,53 @@ def test_quantized_projections_are_put_in_order_too(
     assert array.dtype == np.float32
     np.testing.assert_allclose(array, expected.read(name), atol=0.01)
     np.testing.assert_array_equal(checkpoint.read(name, slice(16, 32)), array[16:32])
+
+
+@pytest.mark.parametrize("matrix_type", ["Q8_0", "Q4_0", "Q4_1"])
+def test_stored_blocks_are_put_in_order_too(
+    matrix_type: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    checkpoint = convert(folders["llama"], tmp_path, matrix_type=matrix_type)
+    for part in ("q_proj", "v_proj"):
+        name = f"model.layers.1.self_attn.{part}.weight"
+        blocks = checkpoint.read_stored(name)
+        assert blocks.dtype == np.uint8
+        values = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[matrix_type])
+        np.testing.assert_array_equal(values, checkpoint.read(name))
+        np.testing.assert_array_equal(checkpoint.read_stored(name, slice(5, 20)), blocks[5:20])
+
+
+def test_plain_types_are_stored_as_they_are_read(folders: dict[str, Path], tmp_path: Path) -> None:
+    checkpoint = convert(folders["llama"], tmp_path, matrix_type="F16")
+    for name, dtype in (("self_attn.q_proj", "float16"), ("input_layernorm", "float32")):
+        name = f"model.layers.0.{name}.weight"
+        stored = checkpoint.read_stored(name)
+        assert stored.dtype.name == dtype
+        np.testing.assert_array_equal(stored, checkpoint.read(name))
+
+
+def test_released_pages_come_back(folders: dict[str, Path], tmp_path: Path) -> None:
+    checkpoint = convert(folders["llama"], tmp_path)
+    array = checkpoint.read("model.embed_tokens.weight")
+    before = array.copy()
+    checkpoint.release_pages()
+    np.testing.assert_array_equal(array, before)
+
+
+def test_the_content_has_an_id(folders: dict[str, Path], tmp_path: Path) -> None:
+    path = convert(folders["llama"], tmp_path).path
+    first = GGUFCheckpoint(path).content_id()
+    assert GGUFCheckpoint(path).content_id() == first
+    status = path.stat()
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert GGUFCheckpoint(path).content_id() != first
+    content[-3] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert GGUFCheckpoint(path).content_id() != first
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,13 @@ import numpy as np
 import pytest
 
 from octavo.core.errors import ConfigError
-from octavo.weights.gguf_file import SUPPORTED_TYPES, GGUFFile
+from octavo.weights.gguf_file import GGUFFile
+from octavo.weights.gguf_header import (
+    BLOCK_FORMATS,
+    SUPPORTED_TYPES,
+    GGUFHeader,
+    _shortest_float32,
+)
 
 SHAPE = (6, 512)
 QUANTIZED = [name for name in SUPPORTED_TYPES if name not in ("F32", "F16", "BF16")]
@@ -41,6 +48,12 @@ def write_blocks(path: Path, type_name: str, shape: tuple[int, ...] = SHAPE) -> 
     ggml_type = gguf.GGMLQuantizationType[type_name]
     write(path, lambda writer: writer.add_tensor("x", blocks, raw_dtype=ggml_type))
     return blocks
+
+
+def test_block_formats_are_those_of_the_gguf_package() -> None:
+    for name, block in BLOCK_FORMATS.items():
+        ggml_type = gguf.GGMLQuantizationType[name]
+        assert block == (ggml_type, *gguf.GGML_QUANT_SIZES[ggml_type])
 
 
 @pytest.mark.parametrize("type_name", QUANTIZED)
@@ -113,6 +126,39 @@ def test_metadata_of_every_kind(tmp_path: Path) -> None:
     assert metadata["floats"] == [0.5, -1.0]
     assert metadata["flags"] == [True, False]
     assert metadata["general.architecture"] == "llama"
+
+
+def test_shortest_decimals_are_those_of_numpy() -> None:
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 20_000, np.uint32)
+    values = [*bits.view(np.float32), *map(np.float32, (0.0, -0.0, 1e-5, 1e6, 3.4028235e38))]
+    for value in values:
+        if np.isfinite(value):
+            shortest = _shortest_float32(float(value))
+            assert np.float32(shortest) == value
+            assert len(repr(shortest)) <= len(repr(float(str(value))))
+    assert _shortest_float32(float("inf")) == float("inf")
+
+
+def test_a_pickled_header_leaves_the_vocabulary_out_and_maps_the_file_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+
+    def fill(writer: gguf.GGUFWriter) -> None:
+        writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
+        writer.add_array("llama.pattern", [True, False])
+        writer.add_uint32("tokenizer.ggml.bos_token_id", 1)
+        writer.add_tensor("x", np.ones((3, 8), np.float32))
+
+    pickled = pickle.dumps(GGUFHeader(write(path, fill)))
+    copy = pickle.loads(pickled)
+    assert copy.metadata == {
+        "general.architecture": "llama",
+        "llama.pattern": [True, False],
+        "tokenizer.ggml.bos_token_id": 1,
+    }
+    np.testing.assert_array_equal(GGUFFile(copy).read("x"), np.ones((3, 8)))
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(ConfigError, match="has changed"):
+        pickle.loads(pickled)
 
 
 def test_a_custom_alignment_is_followed(tmp_path: Path) -> None:

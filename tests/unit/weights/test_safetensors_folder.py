@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -54,6 +55,26 @@ def test_shards_read_as_one(shards: Path, plain: Path) -> None:
     assert checkpoint.tensors == whole.tensors
     for name in whole.tensors:
         np.testing.assert_array_equal(checkpoint.read(name), whole.read(name))
+
+
+def test_the_content_of_every_shard_counts(shards: Path) -> None:
+    first = SafetensorsFolder(shards).content_id()
+    assert SafetensorsFolder(shards).content_id() == first
+    for shard in shards.glob("*.safetensors"):
+        status = shard.stat()
+        os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+        assert SafetensorsFolder(shards).content_id() != first
+        os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert SafetensorsFolder(shards).content_id() == first
+
+
+def test_released_pages_come_back(shards: Path) -> None:
+    checkpoint = SafetensorsFolder(shards)
+    arrays = {name: checkpoint.read_stored(name) for name in checkpoint.tensors}
+    before = {name: array.copy() for name, array in arrays.items()}
+    checkpoint.release_pages()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, before[name])
 
 
 def test_bfloat16_is_read_as_stored(tmp_path: Path, plain: Path) -> None:

@@ -16,7 +16,7 @@ from octavo.core.dtypes import BYTES_PER_VALUE, DTYPE_ALIASES
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat
 from octavo.ops import Array
-from octavo.ops.backend import Role
+from octavo.ops.backend import WeightPlan, WeightRequest
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.op import Choice, Target, choose_all
 from octavo.ops.torch import (  # noqa: F401  (importing registers the implementations)
@@ -32,6 +32,7 @@ from octavo.ops.torch import (  # noqa: F401  (importing registers the implement
 )
 from octavo.ops.torch.batch import TorchBatchContext, TorchKVLayer
 from octavo.ops.torch.dtypes import to_array, to_tensor, torch_dtype
+from octavo.ops.torch.weights import TorchWeightPlan
 
 logger = logging.getLogger("octavo")
 
@@ -40,6 +41,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 class TorchBackend:
     """`Backend` on torch. device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1".
+    threads: on CPUs; None takes torch's own number, at most the CPUs that the process may use.
 
     Sets torch's thread count and rounds denormals to zero, both for the whole process. Raises
     ConfigError for a device that isn't there.
@@ -47,13 +49,14 @@ class TorchBackend:
 
     name = "torch"
 
-    def __init__(self, *, device: str = "auto") -> None:
+    def __init__(self, *, device: str = "auto", threads: int | None = None) -> None:
         self._device = _find_device(device)
         self.device = str(self._device)
         # Worker threads take the setting over from the thread that starts them, so this comes
         # before any parallel work.
         torch.set_flush_denormal(True)
-        torch.set_num_threads(min(torch.get_num_threads(), machine.usable_cpus()))
+        own_choice = min(torch.get_num_threads(), machine.usable_cpus())
+        torch.set_num_threads(threads or own_choice)
 
     def describe(self) -> str:
         version = f"torch {torch.__version__}"
@@ -97,11 +100,20 @@ class TorchBackend:
             return torch.cuda.mem_get_info(self._device)[0]
         return machine.free_memory_bytes()
 
-    def load_weight(
-        self, array: np.ndarray, roles: Sequence[Role], dtype: str
-    ) -> tuple[torch.Tensor, ...]:
-        """One tensor for all roles."""
-        return (self.from_host(array).to(torch_dtype(dtype)),) * len(roles)
+    def plan_weights(
+        self,
+        requests: Sequence[WeightRequest],
+        *,
+        dtype: str,
+        quantization: str | None = None,
+        source: str | None = None,
+    ) -> TorchWeightPlan:
+        if quantization is not None:
+            raise ConfigError(
+                f"--quantization {quantization}: the torch backend doesn't quantize; the native "
+                "one does, on CPUs (--backend native)"
+            )
+        return TorchWeightPlan(requests, dtype, self._device)
 
     def from_host(self, array: np.ndarray) -> torch.Tensor:
         """On the CPU the result shares a writable array's memory."""
@@ -109,6 +121,21 @@ class TorchBackend:
 
     def to_host(self, array: Array) -> np.ndarray:
         return to_array(cast(torch.Tensor, array))
+
+    def resolve_kv_dtype(self, asked: str, dtype: str, weights: WeightPlan) -> tuple[str, str]:
+        if asked not in ("auto", dtype):
+            raise ConfigError(
+                f"--kv-cache-dtype {asked}: the torch backend keeps the cache in the model's "
+                f"dtype, here {dtype}; the native one has others, on CPUs (--backend native)"
+            )
+        return dtype, "the model's" if asked == "auto" else "asked for"
+
+    def kv_block_bytes(
+        self, block_size: int, layers: Sequence[tuple[int, int]], kv_format: KVFormat
+    ) -> int:
+        return block_size * sum(
+            2 * heads * kv_format.bytes_per_head(size) for heads, size in layers
+        )
 
     def allocate_kv(
         self,
@@ -119,7 +146,7 @@ class TorchBackend:
     ) -> tuple[KVLayer, ...]:
         item = torch_dtype(kv_format.dtype)
         shapes = [(num_blocks, block_size, heads, size) for heads, size in layers]
-        needed = 2 * item.itemsize * sum(math.prod(shape) for shape in shapes)
+        needed = num_blocks * self.kv_block_bytes(block_size, layers, kv_format)
         free = self.free_memory_bytes()
         if needed > free:
             raise ConfigError(

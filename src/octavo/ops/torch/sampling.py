@@ -79,13 +79,13 @@ def _rows(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
     return logits.index_select(0, torch.from_numpy(rows).to(logits.device))
 
 
-def _likeliest(probabilities: torch.Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _likeliest(rows: torch.Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The `count` largest of each row, best first, ties by id: (R, count) values and ids.
 
     Which of several equal values make it to the end of the list is left open.
     """
-    ids = probabilities.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
-    values, order = probabilities.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+    ids = rows.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
+    values, order = rows.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
     return values.cpu().numpy(), ids.gather(-1, order).cpu().numpy()
 
 
@@ -144,27 +144,28 @@ def _draw(prefix: _Prefix, top_k: int, top_p: float, min_p: float, uniform: floa
 def log_probabilities(
     logits: torch.Tensor, tokens: np.ndarray, num_top: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    logits = logits.float()
+    logprobs = torch.log_softmax(logits, dim=-1)
     chosen = torch.from_numpy(tokens).to(logits.device).unsqueeze(-1)
+    # Log-probabilities may be equal by rounding where logits are not.
+    ranks = (logits > logits.gather(-1, chosen)).sum(-1) + 1
+    top_ids = _top(logits, num_top)
+    top = logprobs.gather(-1, torch.from_numpy(top_ids).to(logits.device))
     own = logprobs.gather(-1, chosen)
-    ranks = (logprobs > own).sum(-1) + 1
-    top_ids, top_values = _top(logprobs, num_top)
-    return own[:, 0].cpu().numpy(), ranks.cpu().numpy(), top_ids, top_values
+    return own[:, 0].cpu().numpy(), ranks.cpu().numpy(), top_ids, top.cpu().numpy()
 
 
-def _top(logprobs: torch.Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (R, count) and values, best first, ties by id."""
+def _top(logits: torch.Tensor, count: int) -> np.ndarray:
+    """Ids (R, count) of the largest, best first, ties by id."""
     if count == 0:
-        empty = np.empty((logprobs.shape[0], 0))
-        return empty.astype(np.int64), empty.astype(np.float32)
-    values, ids = _likeliest(logprobs, count)
-    threshold = torch.from_numpy(values[:, -1:]).to(logprobs.device)
-    at_least = (logprobs >= threshold).sum(-1).cpu().numpy()
+        return np.empty((logits.shape[0], 0), np.int64)
+    values, ids = _likeliest(logits, count)
+    threshold = torch.from_numpy(values[:, -1:]).to(logits.device)
+    at_least = (logits >= threshold).sum(-1).cpu().numpy()
     for row in np.flatnonzero(at_least > count):  # equals at the end: the lowest ids belong here
-        ordered = torch.sort(logprobs[row], descending=True, stable=True)
-        values[row] = ordered.values[:count].cpu().numpy()
+        ordered = torch.sort(logits[row], descending=True, stable=True)
         ids[row] = ordered.indices[:count].cpu().numpy()
-    return ids, values
+    return ids
 
 
 @implements(ops.non_finite_rows, backend="torch", array_type=torch.Tensor)

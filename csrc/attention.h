@@ -1,0 +1,79 @@
+// What each thread does in a step's attention.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+
+namespace octavo {
+
+// What a plan depends on besides the batch: the same for all layers that are alike.
+struct AttentionKind {
+  int64_t block_size;
+  int64_t kv_heads;   // G
+  int64_t head_dim;   // E
+  int64_t heads;      // H
+  int64_t window;     // 0: unlimited
+
+  bool operator==(const AttentionKind&) const = default;
+};
+
+// Bytes of the cache and floating-point operations that one attention cannot do without.
+struct AttentionWork {
+  double bytes;
+  double operations;
+};
+
+// Cuts a step's attention into units that threads take in any order, the longest first. Long units
+// are split by chunks of the context where there would else be too few for the threads; whoever
+// ends the last of a unit's chunks merges them. Neither how units are cut nor who computes them
+// changes a result. Memory is kept from step to step and grows as needed.
+class AttentionPlan {
+ public:
+  explicit AttentionPlan(const AttentionKind& kind) : kind_(kind) {}
+
+  void build(const Batch& batch, int threads);
+
+  int64_t units() const { return static_cast<int64_t>(units_.size()); }
+
+  // Computes a unit. Each must run once before any runs again, for the next layer.
+  // scratch: attention_scratch_bytes() of the calling thread's own.
+  void run(int64_t unit, const Kernels& kernels, const AttentionArgs& args, const Batch& batch,
+           void* scratch);
+
+  AttentionWork work(const AttentionArgs& args, const Batch& batch) const;
+
+ private:
+  // Query tokens of a sequence that form a unit (or several) for each kv head.
+  struct Tile {
+    int32_t sequence;
+    int32_t first, last;
+    int32_t chunk_first, chunk_last;
+    bool is_split;
+    int64_t cost;   // of one unit
+  };
+
+  // The chunks of a split unit, whose results lie one after another.
+  struct Split {
+    AttentionUnit first;
+    int32_t count;
+    int32_t unfinished;
+  };
+
+  struct Unit {
+    AttentionUnit unit;
+    int32_t split;   // index, or -1
+  };
+
+  void cut_into_tiles(const Batch& batch);
+  int64_t part_stride(const Tile& tile) const;
+
+  AttentionKind kind_;
+  std::vector<Tile> tiles_;
+  std::vector<Split> splits_;
+  std::vector<Unit> units_;
+  std::vector<float> parts_;
+};
+
+}  // namespace octavo

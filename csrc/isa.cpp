@@ -1,0 +1,134 @@
+#include "isa.h"
+
+#include <cstring>
+
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace octavo {
+
+namespace portable {
+const Kernels& table();
+}
+#if defined(__x86_64__)
+namespace avx2 {
+const Kernels& table();
+}
+namespace avx512 {
+const Kernels& table();
+}
+#endif
+
+namespace {
+
+#if defined(__x86_64__)
+
+enum Register { kEbx, kEcx };
+
+// A bit of CPUID leaf 1 or 7 (subleaf 0).
+struct Feature {
+  const char* name;  // as in /proc/cpuinfo
+  unsigned leaf;
+  Register where;
+  int bit;
+};
+
+// What the flags in CMakeLists.txt let the compiler use.
+constexpr Feature kAvx2Features[] = {
+    {"avx", 1, kEcx, 28},  {"avx2", 7, kEbx, 5}, {"fma", 1, kEcx, 12},
+    {"f16c", 1, kEcx, 29}, {"bmi1", 7, kEbx, 3}, {"bmi2", 7, kEbx, 8},
+};
+constexpr Feature kAvx512Features[] = {
+    {"avx512f", 7, kEbx, 16},  {"avx512dq", 7, kEbx, 17},    {"avx512bw", 7, kEbx, 30},
+    {"avx512vl", 7, kEbx, 31}, {"avx512_vnni", 7, kEcx, 11},
+};
+
+// Bits of XCR0: registers that the operating system saves when it switches threads.
+constexpr uint32_t kYmmState = 0x06;
+constexpr uint32_t kZmmState = 0xe6;
+
+bool has(const Feature& feature) {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!__get_cpuid_count(feature.leaf, 0, &eax, &ebx, &ecx, &edx)) return false;
+  return ((feature.where == kEbx ? ebx : ecx) >> feature.bit) & 1;
+}
+
+uint32_t saved_registers() {
+  constexpr Feature kXgetbvEnabled = {"osxsave", 1, kEcx, 27};
+  if (!has(kXgetbvEnabled)) return 0;
+  uint32_t low = 0, high = 0;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return low;
+}
+
+template <size_t N>
+std::string missing(const Feature (&features)[N], uint32_t registers) {
+  std::string names;
+  for (const Feature& feature : features) {
+    if (!has(feature)) names += (names.empty() ? "" : ", ") + std::string(feature.name);
+  }
+  if (!names.empty()) return "this processor lacks " + names;
+  if ((saved_registers() & registers) != registers) {
+    return "the operating system does not save this instruction set's registers";
+  }
+  return "";
+}
+
+std::string avx2_problem() { return missing(kAvx2Features, kYmmState); }
+
+std::string avx512_problem() {
+  const std::string problem = avx2_problem();
+  return problem.empty() ? missing(kAvx512Features, kZmmState) : problem;
+}
+
+#endif
+
+std::string no_problem() { return ""; }
+
+struct Build {
+  const char* name;
+  std::string (*problem)();
+  const Kernels& (*table)();  // compiled with the set's instructions: only called where they run
+};
+
+constexpr Build kBuilds[] = {
+    {"portable", no_problem, portable::table},
+#if defined(__x86_64__)
+    {"avx2", avx2_problem, avx2::table},
+    {"avx512", avx512_problem, avx512::table},
+#endif
+};
+
+const Build* build_named(const char* name) {
+  for (const Build& build : kBuilds) {
+    if (std::strcmp(build.name, name) == 0) return &build;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::vector<Isa> built_isas() {
+  std::vector<Isa> isas;
+  for (const Build& build : kBuilds) isas.push_back({build.name, build.problem()});
+  return isas;
+}
+
+std::string isa_problem(const std::string& name) {
+  if (const Build* build = build_named(name.c_str())) return build->problem();
+  std::string names;
+  for (const Build& build : kBuilds) {
+    names += (names.empty() ? "" : ", ") + std::string(build.name);
+  }
+  return "not built; there are " + names;
+}
+
+const Kernels* kernels_named(const char* isa) {
+  const Build* build = build_named(isa);
+  return build != nullptr && build->problem().empty() ? &build->table() : nullptr;
+}
+
+}  // namespace octavo

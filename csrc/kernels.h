@@ -1,0 +1,133 @@
+// The contract between the tape, which decides what runs where, and the kernels, which compute.
+//
+// Files under kernels/ are compiled once for each instruction set, into a namespace of its name;
+// each fills its part of a table like this. A kernel computes the rows (and columns) that it is
+// told to, on the calling thread, and allocates nothing. Rules that make a row's bits independent
+// of its batch, of chunking and of the number of threads:
+//   - an output has one accumulator (a fixed tree of lanes for sums along a row), its terms in
+//     rising order; tiles may vary in height, never in the order or the type of a sum;
+//   - exp, sigmoid and tanh are our own polynomials, the same for every lane and remainder;
+//   - built with -ffp-contract=off; fused multiply-adds are written.
+#pragma once
+
+#include <cstdint>
+
+#include "formats.h"
+
+namespace octavo {
+
+// Rows of float32: element (t, c) at data[t * stride + c].
+struct Rows {
+  float* data;
+  int64_t stride;
+  float* row(int64_t t) const { return data + t * stride; }
+};
+
+// The ragged batch, as ops/batch.py describes it.
+struct Batch {
+  int64_t tokens;      // T
+  int64_t sequences;   // S
+  const int64_t* token_ids;       // (T,)
+  const int64_t* positions;       // (T,)
+  const int64_t* kv_slots;        // (T,)
+  const int32_t* query_starts;    // (S + 1,)
+  const int32_t* context_lens;    // (S,)
+  const int32_t* block_tables;    // (S, table_stride)
+  int64_t table_stride;
+};
+
+struct LinearArgs {
+  const PackedMatrix* weight;
+  Rows x;                 // float formats read x,
+  QuantizedRows xq;       // q8 and q4 read xq
+  Rows y;                 // (T, O); lanes beyond O are never written
+  const float* bias;      // (O,) or null
+  Rows residual;          // added to the product; data null for none; may be y itself
+};
+
+struct AttentionArgs {
+  KVCache cache;
+  Rows q;                 // (T, H * E)
+  Rows y;                 // (T, H * E)
+  int64_t heads;          // H
+  float softmax_scale;
+  int64_t window;         // 0: unlimited
+  float softcap;          // 0: none; else scores become softcap * tanh(score / softcap)
+};
+
+// One unit of attention: query tokens [first, last) of sequence s, kv head g, against the cached
+// tokens of context chunks [chunk_first, chunk_last) (chunks at absolute multiples of
+// attention_chunk(B) tokens). With `partial` null the rows of y are written; else the unit's
+// (maximum, sum, output) triples go there, to be merged by attend_merge in rising order.
+struct AttentionUnit {
+  int32_t sequence, kv_head;
+  int32_t first, last;  // query rows of the step, [query_starts[s], query_starts[s+1])
+  int32_t chunk_first, chunk_last;
+  float* partial;  // rows (last - first) * H / G of 2 + E padded to 16 floats
+};
+
+// What sampling one row asks for; ops/sampling.py has the definition.
+struct SampleArgs {
+  float temperature;
+  int64_t top_k;
+  float top_p;
+  float min_p;
+  double uniform;
+};
+
+struct Kernels {
+  const char* isa;
+
+  // rows.cpp: rows [t0, t1) each. `heads` vectors of `size` lie side by side in a row.
+  void (*rms_norm)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t size,
+                   const float* weight, float eps);
+  void (*rotary)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t size,
+                 const float* table, const int64_t* positions);
+  void (*silu_mul)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size);  // x has 2 size
+  void (*gelu_tanh_mul)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size);  // columns
+  void (*add)(Rows x, Rows z, Rows y, int64_t t0, int64_t t1, int64_t size);  // y = x + z
+  void (*scale)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size, float factor);
+  void (*quantize)(Rows x, QuantizedRows y, int64_t t0, int64_t t1, int64_t size);
+  // y[t] = row ids[t] of the matrix, dequantized.
+  void (*embedding)(const PackedMatrix& table, const int64_t* ids, Rows y, int64_t t0, int64_t t1);
+
+  // linear_float.cpp, linear_int.cpp: rows [t0, t1) times panels [p0, p1).
+  void (*linear_float)(const LinearArgs& args, int64_t t0, int64_t t1, int64_t p0, int64_t p1);
+  void (*linear_int)(const LinearArgs& args, int64_t t0, int64_t t1, int64_t p0, int64_t p1);
+
+  // attention.cpp. scratch: attention_scratch_bytes() of the calling thread's own, 64-byte aligned.
+  void (*write_kv)(const KVCache& cache, Rows k, Rows v, const int64_t* slots, int64_t t0,
+                   int64_t t1);
+  void (*attend)(const AttentionArgs& args, const Batch& batch, const AttentionUnit& unit,
+                 void* scratch);
+  // Merge `count` partial results that lie `stride` floats apart, in order, into the rows of y.
+  void (*attend_merge)(const AttentionArgs& args, const AttentionUnit& unit, int64_t count,
+                       int64_t stride);
+
+  // sampling.cpp: one row of V logits each.
+  bool (*row_is_finite)(const float* logits, int64_t size);  // some finite, none NaN or +inf
+  int64_t (*argmax)(const float* logits, int64_t size);  // the lowest id among equals
+  // scratch: sample_scratch_bytes(V) of the calling thread's own, 64-byte aligned.
+  int64_t (*sample)(const float* logits, int64_t size, const SampleArgs& args, void* scratch);
+  void (*log_probabilities)(const float* logits, int64_t size, int64_t token, int64_t num_top,
+                            float* own, int64_t* rank, int64_t* top_ids, float* top_values,
+                            void* scratch);
+
+  // limits.cpp: what the instruction set can do at most. The products return how many operations
+  // (multiplications and additions) they were.
+  int64_t (*multiply_floats)(int64_t rounds);
+  int64_t (*multiply_bytes)(int64_t rounds);  // int8, added up in int32
+  void (*read_memory)(const uint8_t* data, int64_t bytes);  // a multiple of 256 bytes
+};
+
+// Context tokens of an attention chunk: whole blocks, 256 tokens where blocks allow.
+constexpr int64_t attention_chunk(int64_t block_size) {
+  return block_size >= 256 ? block_size : 256 / block_size * block_size;
+}
+int64_t attention_scratch_bytes(int64_t block_size, int64_t head_dim, int64_t heads_per_kv);
+int64_t sample_scratch_bytes(int64_t size);
+
+// Tables by name ("portable", "avx2", "avx512"); null if this build or this processor lacks it.
+const Kernels* kernels_named(const char* isa);
+
+}  // namespace octavo

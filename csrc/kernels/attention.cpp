@@ -1,0 +1,603 @@
+// Attention over the paged cache, and writing into it.
+//
+// A unit's rows are (query token, query head of the group) pairs, cut into tiles of up to 6 rows.
+// For each chunk of the context and each tile: scores = rows x keys (tokens in lanes, so there are no
+// horizontal sums), maximum and exponentials row by row, output = probabilities x values (dimensions
+// in lanes); then the chunk's (output, maximum, sum) is merged into that of the chunks before. Each
+// score and each output of a chunk has one accumulator that takes its terms in rising order, of just
+// the tokens that its row sees: how rows are cut into tiles and units changes no bit.
+
+#include <cfloat>
+#include <cmath>
+
+#include "../attention_scratch.h"
+#include "simd.h"
+#include "table.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+// --- formats of the cache ------------------------------------------------------------------------
+
+// kFactor: what a loaded value must be multiplied by, folded into the queries and the outputs.
+struct F32 {
+  static constexpr int64_t kBytes = 4;
+  static constexpr bool kHasScales = false;
+  static constexpr float kFactor = 1.0f;
+  static f32x16 load16(const uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
+};
+
+struct BF16 {
+  static constexpr int64_t kBytes = 2;
+  static constexpr bool kHasScales = false;
+  static constexpr float kFactor = 1.0f;
+  static f32x16 load16(const uint8_t* p) { return load_bf16(reinterpret_cast<const uint16_t*>(p)); }
+};
+
+struct I8 {
+  static constexpr int64_t kBytes = 1;
+  static constexpr bool kHasScales = true;
+  static constexpr float kFactor = 1.0f;
+  static f32x16 load16(const uint8_t* p) { return load_i8(reinterpret_cast<const int8_t*>(p)); }
+};
+
+struct F8E4M3 {
+  static constexpr int64_t kBytes = 1;
+  static constexpr bool kHasScales = false;
+  static constexpr float kFactor = 256.0f;
+  static f32x16 load16(const uint8_t* p) { return load_f8_256th(p); }
+};
+
+// --- tiles of rows -------------------------------------------------------------------------------
+
+// Accumulators side by side in a tile of `rows`. Enough to hide the latency of fma, no more than the
+// registers hold together with what is loaded: a spilled one would add a store and a load to each
+// step of its chain (AVX2, 3 rows by 2: 1.5 times slower than 3 by 1).
+constexpr int tile_columns(int rows) {
+#if defined(__AVX512F__)
+  return rows > 0 ? 4 : 0;
+#else
+  return rows <= 2 ? 2 : 1;
+#endif
+}
+
+// Decoding waits for memory: fetching 4 groups ahead, beside the arithmetic, raised 16 sequences of
+// 512 tokens from 13.3 to 22 GB/s (float) and from 12.5 to 16 (bf16) on one thread. Where a step
+// takes many bytes the second-level cache is the better place.
+constexpr int64_t kGroupsAhead = 4;
+
+template <class Format>
+inline void fetch(const uint8_t* p) {
+  __builtin_prefetch(p, 0, Format::kBytes == 1 ? 3 : 2);
+}
+
+// scores[c][r][lane] = sum_e q[r][e] * k[c][e][lane] for C groups of tokens.
+template <class Format, int R, int C>
+inline void score_tile(const float* q, const TokenGroup* groups, int64_t size, float* scores) {
+  f32x16 sums[R][C];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) sums[r][c] = zero();
+  for (int64_t e = 0; e < size; ++e) {
+    const int64_t offset = e * kLanes * Format::kBytes;
+    if (offset % kAlign == 0)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) fetch<Format>(groups[c].after_k + offset);
+    f32x16 keys[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) keys[c] = Format::load16(groups[c].k + offset);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const f32x16 x = splat(q[r * size + e]);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) sums[r][c] = fma(x, keys[c], sums[r][c]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c)
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) store(scores + (c * R + r) * kLanes, sums[r][c]);
+}
+
+template <class Format, int R>
+void score_rows(const float* q, const TokenGroup* groups, int64_t count, int64_t size,
+                float* scores) {
+  constexpr int C = tile_columns(R);
+  int64_t i = 0;
+  for (; i + C <= count; i += C)
+    score_tile<Format, R, C>(q, groups + i, size, scores + i * R * kLanes);
+  if constexpr (C > 1)
+    for (; i < count; ++i) score_tile<Format, R, 1>(q, groups + i, size, scores + i * R * kLanes);
+}
+
+// Tokens [begin, end) of a chunk.
+struct TokenSpan {
+  int64_t begin, end;
+};
+
+// outputs[r][c][lane] += sum over `tokens` t of p[r][t] * v[c][t][lane] for C panels of dimensions
+// from `panel` on. p: of row r and the i-th group at i * p_stride + 16 r.
+template <class Format, int R, int C>
+inline void weigh_tile(const float* p, int64_t p_stride, const TokenGroup* groups, int64_t count,
+                       TokenSpan tokens, int64_t panel, float* outputs, int64_t stride) {
+  f32x16 sums[R][C];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) sums[r][c] = load(outputs + r * stride + (panel + c) * kLanes);
+  for (int64_t i = 0; i < count; ++i) {
+    const TokenGroup& group = groups[i];
+    const int64_t first = tokens.begin > group.token ? tokens.begin - group.token : 0;
+    const int64_t rest = tokens.end - group.token;
+    const int64_t last = rest < group.count ? rest : group.count;
+    const int64_t offset = panel * kLanes * kLanes * Format::kBytes;
+    constexpr int64_t kStepBytes = C * kLanes * Format::kBytes;
+    for (int64_t t = first; t < last; ++t) {
+#pragma GCC unroll 4
+      for (int64_t line = 0; line < kStepBytes; line += kAlign)
+        fetch<Format>(group.after_v + offset + t * kStepBytes + line);
+      f32x16 values[C];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c)
+        values[c] = Format::load16(group.v + offset + (c * kLanes + t) * kLanes * Format::kBytes);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const f32x16 x = splat(p[i * p_stride + r * kLanes + t]);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) sums[r][c] = fma(x, values[c], sums[r][c]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) store(outputs + r * stride + (panel + c) * kLanes, sums[r][c]);
+}
+
+template <class Format, int R>
+void weigh_rows(const float* p, int64_t p_stride, const TokenGroup* groups, int64_t count,
+                TokenSpan tokens, int64_t panels, float* outputs, int64_t stride) {
+  constexpr int C = tile_columns(R);
+  int64_t panel = 0;
+  for (; panel + C <= panels; panel += C)
+    weigh_tile<Format, R, C>(p, p_stride, groups, count, tokens, panel, outputs, stride);
+  if constexpr (C > 1)
+    for (; panel < panels; ++panel)
+      weigh_tile<Format, R, 1>(p, p_stride, groups, count, tokens, panel, outputs, stride);
+}
+
+// By rows - 1.
+template <class Format>
+constexpr decltype(&score_rows<Format, 1>) kScoreRows[kTileRows] = {
+    score_rows<Format, 1>, score_rows<Format, 2>, score_rows<Format, 3>,
+    score_rows<Format, 4>, score_rows<Format, 5>, score_rows<Format, 6>};
+template <class Format>
+constexpr decltype(&weigh_rows<Format, 1>) kWeighRows[kTileRows] = {
+    weigh_rows<Format, 1>, weigh_rows<Format, 2>, weigh_rows<Format, 3>,
+    weigh_rows<Format, 4>, weigh_rows<Format, 5>, weigh_rows<Format, 6>};
+
+// --- softmax and merging -------------------------------------------------------------------------
+
+// softcap * tanh(x / softcap), the hyperbolic tangent as 1 - 2 / (exp(2 x) + 1).
+inline f32x16 soft_capped(f32x16 x, float softcap) {
+  const f32x16 one = splat(1.0f), two = splat(2.0f);
+  const f32x16 tanh = one - two / (exp(two * (x / splat(softcap))) + one);
+  return splat(softcap) * tanh;
+}
+
+// One row's record, as part_floats() describes it.
+struct Part {
+  float* output;
+  float* maximum;
+  float* sum;
+
+  Part(float* row, int64_t panels)
+      : output(row), maximum(row + panels * kLanes), sum(maximum + 1) {}
+};
+
+// The one way in which chunks are merged, in rising order, whether one unit saw them all or each was
+// a unit of its own. A sum of 0 says that the row sees none of the part's tokens (or that all their
+// scores are minus infinity).
+inline void merge(Part into, Part part, int64_t panels) {
+  if (*part.sum == 0.0f) return;
+  if (*into.sum == 0.0f) {
+    std::memcpy(into.output, part.output, size_t(panels * kLanes) * sizeof(float));
+    *into.maximum = *part.maximum;
+    *into.sum = *part.sum;
+    return;
+  }
+  const float top = *into.maximum > *part.maximum ? *into.maximum : *part.maximum;
+  const f32x16 old = exp(splat(*into.maximum - top)), added = exp(splat(*part.maximum - top));
+  for (int64_t i = 0; i < panels * kLanes; i += kLanes)
+    store(into.output + i, fma(load(into.output + i), old, load(part.output + i) * added));
+  store_first(into.sum, fma(splat(*into.sum), old, splat(*part.sum) * added), 1);
+  *into.maximum = top;
+}
+
+// y = output / sum, of `size` dimensions.
+inline void finish(Part part, float factor, float* y, int64_t size) {
+  const f32x16 sum = splat(*part.sum), scale = splat(factor);
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(y + i, load(part.output + i) / sum * scale);
+  if (i < size) store_first(y + i, load(part.output + i) / sum * scale, int(size - i));
+}
+
+// --- a unit --------------------------------------------------------------------------------------
+
+// Groups [begin, end) among the chunk's.
+struct GroupRange {
+  int64_t begin, end;
+};
+
+template <class Format>
+class Unit {
+ public:
+  Unit(const AttentionArgs& args, const Batch& batch, const AttentionUnit& unit, uint8_t* scratch)
+      : args_(args),
+        cache_(args.cache),
+        unit_(unit),
+        table_(batch.block_tables + unit.sequence * batch.table_stride),
+        size_(cache_.head_dim),
+        panels_(cache_.panels()),
+        sharing_(args.heads / cache_.heads),
+        rows_((unit.last - unit.first) * sharing_),
+        first_position_(batch.context_lens[unit.sequence] -
+                        (batch.query_starts[unit.sequence + 1] - unit.first)),
+        chunk_tokens_(attention_chunk(cache_.block_size)) {
+    const AttentionScratch at(cache_.block_size, size_, sharing_);
+    queries_ = reinterpret_cast<float*>(scratch + at.queries);
+    groups_ = reinterpret_cast<TokenGroup*>(scratch + at.groups);
+    scores_ = reinterpret_cast<float*>(scratch + at.scores);
+    part_ = reinterpret_cast<float*>(scratch + at.part);
+    state_ = reinterpret_cast<float*>(scratch + at.state);
+  }
+
+  void run() {
+    scale_queries();
+    const bool is_whole = unit_.partial == nullptr;
+    if (is_whole)
+      for (int64_t r = 0; r < rows_; ++r) *row_of(state_, r).sum = 0.0f;
+    const int64_t tiles = ceil_div(rows_, kTileRows);
+    for (int32_t chunk = unit_.chunk_first; chunk < unit_.chunk_last; ++chunk) {
+      find_groups(chunk * chunk_tokens_);
+      for (int64_t i = 0; i < tiles; ++i) {
+        // As equal as can be: 7 rows are 4 and 3, not 6 and 1.
+        Tile tile{rows_ * i / tiles, 0, {}};
+        tile.rows = rows_ * (i + 1) / tiles - tile.first;
+        for (int64_t r = 0; r < tile.rows; ++r)
+          tile.spans[r] = visible(tile.first + r, chunk * chunk_tokens_);
+        float* const part = is_whole ? part_ : row_of(unit_.partial, tile.first).output;
+        attend(tile, part);
+        if (is_whole)
+          for (int64_t r = 0; r < tile.rows; ++r)
+            merge(row_of(state_, tile.first + r), row_of(part, r), panels_);
+      }
+    }
+    if (is_whole)
+      for (int64_t r = 0; r < rows_; ++r)
+        finish(row_of(state_, r), Format::kFactor, vector_of(args_.y, r), size_);
+  }
+
+ private:
+  // Rows [first, first + rows) of the unit, and the tokens of the chunk that each sees: neither end
+  // ever falls from row to row.
+  struct Tile {
+    int64_t first, rows;
+    TokenSpan spans[kTileRows];
+
+    TokenSpan seen_by_any() const { return {spans[0].begin, spans[rows - 1].end}; }
+    TokenSpan seen_by_all() const { return {spans[rows - 1].begin, spans[0].end}; }
+  };
+
+  Part row_of(float* parts, int64_t r) const { return {parts + r * part_floats(size_), panels_}; }
+
+  float* vector_of(Rows rows, int64_t r) const {
+    return rows.row(unit_.first + r / sharing_) +
+           (unit_.kv_head * sharing_ + r % sharing_) * size_;
+  }
+
+  void scale_queries() {
+    const f32x16 scale = splat(args_.softmax_scale * Format::kFactor);
+    for (int64_t r = 0; r < rows_; ++r) {
+      const float* const from = vector_of(args_.q, r);
+      float* const to = queries_ + r * size_;
+      int64_t e = 0;
+      for (; e + kLanes <= size_; e += kLanes) store(to + e, load(from + e) * scale);
+      const int rest = int(size_ - e);
+      if (rest > 0) store_first(to + e, load_first(from + e, rest) * scale, rest);
+    }
+  }
+
+  // What row r sees of the chunk that begins at token `start`.
+  TokenSpan visible(int64_t r, int64_t start) const {
+    const int64_t position = first_position_ + r / sharing_;
+    const int64_t begin = args_.window > 0 ? position - args_.window + 1 : 0;
+    const auto within = [&](int64_t token) {
+      return token < start ? 0 : token - start < chunk_tokens_ ? token - start : chunk_tokens_;
+    };
+    return {within(begin), within(position + 1)};
+  }
+
+  // The chunk's groups that any row sees. Those beyond are not even looked up: their blocks may not
+  // exist.
+  void find_groups(int64_t start) {
+    const TokenSpan seen = {visible(0, start).begin, visible(rows_ - 1, start).end};
+    range_ = {0, 0};
+    if (seen.begin >= seen.end) return;
+    const int64_t size = cache_.block_size, per_block = groups_of_block(size);
+    const int64_t first_block = seen.begin / size, last_block = (seen.end - 1) / size;
+    for (int64_t b = first_block; b <= last_block; ++b) {
+      const uint8_t* const k = cache_.head(table_[start / size + b], unit_.kv_head);
+      const uint8_t* const v = k + cache_.k_bytes();
+      const float* const k_scales = reinterpret_cast<const float*>(v + cache_.v_bytes());
+      const float* const v_scales = k_scales + cache_.scale_bytes() / int64_t{sizeof(float)};
+      for (int64_t i = 0; i < per_block; ++i) {
+        TokenGroup& group = groups_[b * per_block + i];
+        group.k = k + i * size_ * kLanes * Format::kBytes;
+        group.v = v + i * panels_ * kLanes * kLanes * Format::kBytes;
+        group.k_scales = k_scales + i * kLanes;
+        group.v_scales = v_scales + i * kLanes;
+        group.token = b * size + i * kLanes;
+        group.count = size - i * kLanes < kLanes ? size - i * kLanes : kLanes;
+      }
+    }
+    range_ = {first_block * per_block + seen.begin % size / kLanes,
+              last_block * per_block + (seen.end - 1) % size / kLanes + 1};
+    // All keys, then all values, is the order in which they are used.
+    for (int64_t i = range_.begin; i < range_.end; ++i) {
+      const int64_t ahead = i + kGroupsAhead, beyond = range_.begin + ahead - range_.end;
+      const TokenGroup& value = groups_[beyond < range_.end ? beyond : i];
+      groups_[i].after_k = ahead < range_.end ? groups_[ahead].k : value.v;
+      groups_[i].after_v = groups_[ahead < range_.end ? ahead : i].v;
+    }
+  }
+
+  // Groups that hold `tokens`, of which there are some.
+  GroupRange holding(TokenSpan tokens) const {
+    GroupRange range = range_;
+    while (groups_[range.begin].token + groups_[range.begin].count <= tokens.begin) ++range.begin;
+    while (groups_[range.end - 1].token >= tokens.end) --range.end;
+    return range;
+  }
+
+  // Attention of a tile over the chunk at hand.
+  void attend(const Tile& tile, float* part) {
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      const Part row = row_of(part, r);
+      for (int64_t i = 0; i < panels_ * kLanes; i += kLanes) store(row.output + i, zero());
+      *row.maximum = -FLT_MAX;
+      *row.sum = 0.0f;
+    }
+    const TokenSpan any = tile.seen_by_any(), all = tile.seen_by_all();
+    if (any.begin >= any.end) return;
+    const GroupRange range = holding(any);
+    kScoreRows<Format>[tile.rows - 1](queries_ + tile.first * size_, groups_ + range.begin,
+                                      range.end - range.begin, size_,
+                                      scores_ + range.begin * tile.rows * kLanes);
+    for (int64_t r = 0; r < tile.rows; ++r) softmax(tile, r, row_of(part, r));
+    // Values of the tokens that all rows see are taken together, those at the edges of the mask, on
+    // both sides, row by row.
+    const TokenSpan shared = all.begin < all.end ? all : TokenSpan{any.end, any.end};
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      const TokenSpan span = tile.spans[r];
+      weigh(tile, r, 1, {span.begin, span.end < shared.begin ? span.end : shared.begin}, part);
+    }
+    weigh(tile, 0, tile.rows, shared, part);
+    for (int64_t r = 0; r < tile.rows; ++r)
+      weigh(tile, r, 1, {shared.end, tile.spans[r].end}, part);
+  }
+
+  // Scores of row r of the tile become exp(score - maximum), times the scale of the token's value.
+  // Beyond what the row sees they are replaced, whatever they are.
+  void softmax(const Tile& tile, int64_t r, Part part) {
+    const TokenSpan span = tile.spans[r];
+    if (span.begin >= span.end) return;
+    const GroupRange range = holding(span);
+    const auto scores_of = [&](int64_t i) { return scores_ + (i * tile.rows + r) * kLanes; };
+    f32x16 top = splat(-FLT_MAX);
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      const TokenGroup& group = groups_[i];
+      float* const at = scores_of(i);
+      f32x16 score = load(at);
+      if constexpr (Format::kHasScales) score = score * load(group.k_scales);
+      if (args_.softcap > 0.0f) score = soft_capped(score, args_.softcap);
+      store(at, score);
+      const int64_t first = span.begin - group.token, rest = span.end - group.token;
+      const int64_t last = rest < group.count ? rest : group.count;
+      if (first > 0 || last < kLanes) {
+        for (int64_t t = 0; t < first; ++t) at[t] = -INFINITY;
+        for (int64_t t = last; t < kLanes; ++t) at[t] = -INFINITY;
+        score = load(at);
+      }
+      top = max(score, top);   // in this order a NaN is left out of the maximum, but not of the sum
+    }
+    const float maximum = max_lanes(top);
+    f32x16 sums = zero();
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      float* const at = scores_of(i);
+      f32x16 p = exp(load(at) - splat(maximum));
+      sums = sums + p;
+      if constexpr (Format::kHasScales) p = p * load(groups_[i].v_scales);
+      store(at, p);
+    }
+    *part.maximum = maximum;
+    *part.sum = sum_lanes(sums);
+  }
+
+  // Adds the values of `tokens`, if any, to the outputs of rows [r, r + rows) of the tile.
+  void weigh(const Tile& tile, int64_t r, int64_t rows, TokenSpan tokens, float* part) {
+    if (tokens.begin >= tokens.end) return;
+    const GroupRange range = holding(tokens);
+    kWeighRows<Format>[rows - 1](scores_ + (range.begin * tile.rows + r) * kLanes,
+                                 tile.rows * kLanes, groups_ + range.begin,
+                                 range.end - range.begin, tokens, panels_,
+                                 row_of(part, r).output, part_floats(size_));
+  }
+
+  const AttentionArgs& args_;
+  const KVCache& cache_;
+  const AttentionUnit& unit_;
+  const int32_t* const table_;
+  const int64_t size_;             // E
+  const int64_t panels_;
+  const int64_t sharing_;          // query heads of a kv head
+  const int64_t rows_;
+  const int64_t first_position_;   // of the unit's first query
+  const int64_t chunk_tokens_;
+  GroupRange range_ = {0, 0};      // what the unit sees of the chunk at hand
+  float* queries_;
+  TokenGroup* groups_;
+  float* scores_;
+  float* part_;
+  float* state_;
+};
+
+void attend(const AttentionArgs& args, const Batch& batch, const AttentionUnit& unit,
+            void* scratch) {
+  uint8_t* const memory = static_cast<uint8_t*>(scratch);
+  switch (args.cache.format) {
+    case KVFormat::f32: Unit<F32>(args, batch, unit, memory).run(); break;
+    case KVFormat::bf16: Unit<BF16>(args, batch, unit, memory).run(); break;
+    case KVFormat::i8: Unit<I8>(args, batch, unit, memory).run(); break;
+    case KVFormat::f8e4m3: Unit<F8E4M3>(args, batch, unit, memory).run(); break;
+  }
+}
+
+void attend_merge(const AttentionArgs& args, const AttentionUnit& unit, int64_t count,
+                  int64_t stride) {
+  const int64_t size = args.cache.head_dim, panels = args.cache.panels();
+  const int64_t sharing = args.heads / args.cache.heads;
+  const float factor = args.cache.format == KVFormat::f8e4m3 ? F8E4M3::kFactor : 1.0f;
+  for (int64_t r = 0; r < (unit.last - unit.first) * sharing; ++r) {
+    float* const row = unit.partial + r * part_floats(size);
+    for (int64_t i = 1; i < count; ++i)
+      merge(Part(row, panels), Part(row + i * stride, panels), panels);
+    float* const y =
+        args.y.row(unit.first + r / sharing) + (unit.kv_head * sharing + r % sharing) * size;
+    finish(Part(row, panels), factor, y, size);
+  }
+}
+
+// --- writing -------------------------------------------------------------------------------------
+
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+// Round to nearest, ties to even; a NaN stays one.
+inline uint16_t to_bf16(float x) {
+  const uint32_t bits = bits_of(x);
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return uint16_t((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : rounded);
+}
+
+// Round to nearest, ties to even; beyond 448 (and infinite) becomes 448, NaN stays NaN.
+inline uint8_t to_f8e4m3(float x) {
+  const uint32_t sign = bits_of(x) >> 24 & 0x80, magnitude = bits_of(x) & 0x7fffffff;
+  const uint32_t limited = magnitude < bits_of(448.0f) ? magnitude : bits_of(448.0f);
+  // Exponents differ in their bias by 120, fractions in their width by 20 bits.
+  const uint32_t normal = ((limited + 0x7ffff + (limited >> 20 & 1)) >> 20) - (120 << 3);
+  // Below 2^-6 the step is 2^-9 throughout, as that of floats from 2^14 on.
+  const uint32_t subnormal = bits_of(float_of(limited) + 0x1p14f) - bits_of(0x1p14f);
+  const uint32_t code = limited < bits_of(0x1p-6f) ? subnormal : normal;
+  return uint8_t(sign | (magnitude > 0x7f800000 ? 0x7f : code));
+}
+
+// Scale and its inverse of int8 values; a vector of zeros has a scale of 0, one with a NaN or an
+// infinity a scale of NaN. Both have the inverse 0, and zeros for values.
+struct I8Scale {
+  float scale, inverse;
+};
+
+I8Scale i8_scale(const float* x, int64_t size) {
+  uint32_t largest = 0;  // as bits, magnitudes are in order, NaN above infinity
+  for (int64_t e = 0; e < size; ++e) {
+    const uint32_t magnitude = bits_of(x[e]) & 0x7fffffff;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  if (largest >= 0x7f800000) return {NAN, 0.0f};
+  const float inverse = 127.0f / float_of(largest);
+  if (inverse > FLT_MAX) return {0.0f, 0.0f};  // zero, or too small to divide by
+  return {float_of(largest) / 127.0f, inverse};
+}
+
+// Sixteen tokens' dimension e lies at 16 e (keys), a panel of 16 dimensions at 256 p (values).
+template <class Value, class Convert>
+void put_key(const float* x, int64_t size, uint8_t* to, Convert convert) {
+  for (int64_t e = 0; e < size; ++e) reinterpret_cast<Value*>(to)[e * kLanes] = convert(x[e]);
+}
+
+template <class Value, class Convert>
+void put_value(const float* x, int64_t size, uint8_t* to, Convert convert) {
+  for (int64_t e = 0; e < size; e += kLanes) {
+    const int64_t count = size - e < kLanes ? size - e : kLanes;
+    Value* const panel = reinterpret_cast<Value*>(to) + e * kLanes;
+    for (int64_t i = 0; i < count; ++i) panel[i] = convert(x[e + i]);
+  }
+}
+
+void write_kv(const KVCache& cache, Rows k, Rows v, const int64_t* slots, int64_t t0, int64_t t1) {
+  const int64_t size = cache.head_dim, bytes = cache.value_bytes();
+  for (int64_t t = t0; t < t1; ++t) {
+    const int64_t block = slots[t] / cache.block_size, token = slots[t] % cache.block_size;
+    const int64_t group = token / kLanes, lane = token % kLanes;
+    for (int64_t g = 0; g < cache.heads; ++g) {
+      uint8_t* const head = cache.head(block, g);
+      uint8_t* const to_k = head + (group * size * kLanes + lane) * bytes;
+      uint8_t* const to_v =
+          head + cache.k_bytes() + (group * cache.panels() * kLanes + lane) * kLanes * bytes;
+      const float* const key = k.row(t) + g * size;
+      const float* const value = v.row(t) + g * size;
+      switch (cache.format) {
+        case KVFormat::f32: {
+          const auto same = [](float x) { return x; };
+          put_key<float>(key, size, to_k, same);
+          put_value<float>(value, size, to_v, same);
+          break;
+        }
+        case KVFormat::bf16:
+          put_key<uint16_t>(key, size, to_k, to_bf16);
+          put_value<uint16_t>(value, size, to_v, to_bf16);
+          break;
+        case KVFormat::i8: {
+          const I8Scale ks = i8_scale(key, size), vs = i8_scale(value, size);
+          float* const scales =
+              reinterpret_cast<float*>(head + cache.k_bytes() + cache.v_bytes()) + token;
+          scales[0] = ks.scale;
+          scales[cache.scale_bytes() / int64_t{sizeof(float)}] = vs.scale;
+          const auto rounded = [](float inverse) {
+            return [inverse](float x) {
+              return inverse == 0.0f ? int8_t{0} : int8_t(__builtin_rintf(x * inverse));
+            };
+          };
+          put_key<int8_t>(key, size, to_k, rounded(ks.inverse));
+          put_value<int8_t>(value, size, to_v, rounded(vs.inverse));
+          break;
+        }
+        case KVFormat::f8e4m3:
+          put_key<uint8_t>(key, size, to_k, to_f8e4m3);
+          put_value<uint8_t>(value, size, to_v, to_f8e4m3);
+          break;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void install_attention(Kernels& table) {
+  table.write_kv = write_kv;
+  table.attend = attend;
+  table.attend_merge = attend_merge;
+}
+
+}  // namespace octavo::OCTAVO_ISA

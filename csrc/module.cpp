@@ -1,0 +1,311 @@
+// The extension module octavo.ops.native._native: what Python sees of the backend.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "bindings.h"
+#include "isa.h"
+#include "tape.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu, nb::ro>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu, nb::ro>;
+using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu, nb::ro>;
+using Longs = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu, nb::ro>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu, nb::ro>;
+using IntRows = nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu, nb::ro>;
+using PyRef = std::tuple<int32_t, int64_t>;   // buffer, column
+
+Ref ref_of(const PyRef& ref) { return {std::get<0>(ref), std::get<1>(ref)}; }
+PyRef py_ref(Ref ref) { return {ref.buffer, ref.column}; }
+
+// One layer's KV cache and its memory, which the system hands out as it is first touched.
+class CacheMemory {
+ public:
+  CacheMemory(int format, int64_t num_blocks, int64_t block_size, int64_t heads, int64_t head_dim)
+      : cache_{static_cast<KVFormat>(format), nullptr, num_blocks, block_size, heads, head_dim},
+        bytes_(std::max<int64_t>(num_blocks * cache_.block_bytes(), 1)) {
+    void* memory = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    cache_.data = static_cast<uint8_t*>(memory);
+  }
+  ~CacheMemory() { munmap(cache_.data, static_cast<size_t>(bytes_)); }
+  CacheMemory(const CacheMemory&) = delete;
+  CacheMemory& operator=(const CacheMemory&) = delete;
+
+  const KVCache& cache() const { return cache_; }
+
+  void copy_blocks(const std::vector<std::pair<int64_t, int64_t>>& pairs) {
+    const int64_t bytes = cache_.block_bytes();
+    for (const auto& [source, target] : pairs) {
+      for (const int64_t block : {source, target})
+        if (block < 0 || block >= cache_.num_blocks) throw nb::index_error("no such block");
+      std::memmove(cache_.data + target * bytes, cache_.data + source * bytes,
+                   static_cast<size_t>(bytes));
+    }
+  }
+
+ private:
+  KVCache cache_;
+  int64_t bytes_;
+};
+
+// A table with each op's kernels from the instruction set that was chosen for it.
+Kernels kernels_of(const std::map<std::string, std::string>& isa_by_op) {
+  using Take = void (*)(Kernels&, const Kernels&);
+  static const std::map<std::string, Take> parts = {
+      {"embedding", [](Kernels& k, const Kernels& from) { k.embedding = from.embedding; }},
+      {"linear",
+       [](Kernels& k, const Kernels& from) {
+         k.linear_float = from.linear_float;
+         k.linear_int = from.linear_int;
+         k.quantize = from.quantize;
+       }},
+      {"rms_norm", [](Kernels& k, const Kernels& from) { k.rms_norm = from.rms_norm; }},
+      {"rotary", [](Kernels& k, const Kernels& from) { k.rotary = from.rotary; }},
+      {"silu_mul", [](Kernels& k, const Kernels& from) { k.silu_mul = from.silu_mul; }},
+      {"gelu_tanh_mul",
+       [](Kernels& k, const Kernels& from) { k.gelu_tanh_mul = from.gelu_tanh_mul; }},
+      {"add", [](Kernels& k, const Kernels& from) { k.add = from.add; }},
+      {"scale", [](Kernels& k, const Kernels& from) { k.scale = from.scale; }},
+      {"write_kv", [](Kernels& k, const Kernels& from) { k.write_kv = from.write_kv; }},
+      {"paged_attention",
+       [](Kernels& k, const Kernels& from) {
+         k.attend = from.attend;
+         k.attend_merge = from.attend_merge;
+       }},
+      {"sample",
+       [](Kernels& k, const Kernels& from) {
+         k.argmax = from.argmax;
+         k.sample = from.sample;
+       }},
+      {"log_probabilities",
+       [](Kernels& k, const Kernels& from) { k.log_probabilities = from.log_probabilities; }},
+      {"non_finite_rows",
+       [](Kernels& k, const Kernels& from) { k.row_is_finite = from.row_is_finite; }},
+  };
+  Kernels table = *kernels_named("portable");
+  for (const auto& [op, isa] : isa_by_op) {
+    const Kernels* from = kernels_named(isa.c_str());
+    if (from == nullptr) throw nb::value_error((isa + ": " + isa_problem(isa)).c_str());
+    const auto part = parts.find(op);
+    if (part != parts.end()) part->second(table, *from);
+  }
+  return table;
+}
+
+std::shared_ptr<PackedMatrix> make_matrix(int format, bool has_min, int64_t outputs, int64_t inputs,
+                                          Bytes data, int64_t panel_stride) {
+  auto matrix = std::make_shared<PackedMatrix>();
+  *matrix = {
+      static_cast<WeightFormat>(format), has_min, outputs, inputs, data.data(), panel_stride};
+  if (static_cast<int64_t>(data.shape(0)) < matrix->panels() * panel_stride ||
+      panel_stride < panel_bytes(matrix->format, has_min, inputs))
+    throw nb::value_error("the data is too short for a matrix of this shape and format");
+  return matrix;
+}
+
+// A run's arrays as Python gives them: float rows may be strided, all others are contiguous.
+std::vector<InputRows> inputs_of(const nb::list& arrays) {
+  std::vector<InputRows> inputs;
+  for (const nb::handle array : arrays) {
+    Longs longs;
+    FloatRows floats;
+    if (nb::try_cast(array, longs)) {
+      inputs.push_back({longs.data(), sizeof(int64_t)});
+    } else if (nb::try_cast(array, floats) && (floats.shape(1) == 0 || floats.stride(1) == 1)) {
+      inputs.push_back({floats.data(), floats.stride(0) * int64_t{sizeof(float)}});
+    } else {
+      throw nb::type_error("an input is neither (T, D) float32 with dense rows nor (T,) int64");
+    }
+  }
+  return inputs;
+}
+
+// Told later, so that telling does not count as a part of the run (for 300 regions, 0.1 ms).
+struct RegionTimes {
+  std::vector<RegionTime> regions;
+
+  nb::list tell() const {
+    nb::list told;
+    for (const RegionTime& time : regions)
+      told.append(nb::make_tuple(time.name, time.nanoseconds, time.bytes, time.operations));
+    return told;
+  }
+};
+
+nb::object run_tape(
+    Tape& tape, int64_t tokens, int64_t rows, const nb::list& arrays,
+    const std::optional<std::tuple<Longs, Longs, Longs, Ints, Ints, IntRows>>& given, bool timed) {
+  const std::vector<InputRows> inputs = inputs_of(arrays);
+  Batch batch{};
+  if (given) {
+    const auto& [ids, positions, slots, starts, lens, tables] = *given;
+    if (tables.shape(1) > 1 && tables.stride(1) != 1)
+      throw nb::type_error("block tables must have dense rows");
+    batch = {static_cast<int64_t>(ids.shape(0)),
+             static_cast<int64_t>(lens.shape(0)),
+             ids.data(),
+             positions.data(),
+             slots.data(),
+             starts.data(),
+             lens.data(),
+             tables.data(),
+             tables.stride(0)};
+  }
+  std::vector<OutputRows> outputs;
+  std::vector<RegionTime> times;
+  {
+    const nb::gil_scoped_release release;
+    outputs = tape.run({tokens, rows}, inputs, given ? &batch : nullptr, timed ? &times : nullptr);
+  }
+  nb::list result;
+  for (OutputRows& output : outputs) {
+    auto* owner = new std::shared_ptr<void>(std::move(output.owner));
+    const nb::capsule capsule(
+        owner, [](void* p) noexcept { delete static_cast<std::shared_ptr<void>*>(p); });
+    const size_t shape[2] = {static_cast<size_t>(output.rows), static_cast<size_t>(output.columns)};
+    const int64_t strides[2] = {output.stride, 1};
+    result.append(
+        nb::ndarray<nb::numpy, float, nb::ndim<2>>(output.data, 2, shape, capsule, strides).cast());
+  }
+  if (!timed) return result;
+  return nb::make_tuple(result, RegionTimes{std::move(times)});
+}
+
+void bind_tape(nb::module_& m) {
+  nb::class_<RegionTimes>(m, "RegionTimes", "What the regions of a timed run took.")
+      .def("tell", &RegionTimes::tell, "Name, nanoseconds, bytes and operations of each.");
+  nb::class_<Tape>(m, "Tape", "Recorded ops; see csrc/tape.h. Arrays given to it must outlive it.")
+      .def(
+          "__init__",
+          [](Tape* self, std::shared_ptr<Pool> pool, std::shared_ptr<Kernels> kernels) {
+            new (self) Tape(std::move(pool), std::move(kernels));
+          },
+          "pool"_a, "kernels"_a)
+      .def("input",
+           [](Tape& t, int symbol, int64_t columns) {
+             return py_ref(t.input(static_cast<Symbol>(symbol), columns));
+           })
+      .def("int_input",
+           [](Tape& t, int symbol) { return py_ref(t.int_input(static_cast<Symbol>(symbol))); })
+      .def("embedding",
+           [](Tape& t, std::shared_ptr<PackedMatrix> table, PyRef ids) {
+             return py_ref(t.embedding(std::move(table), ref_of(ids)));
+           })
+      .def(
+          "linear",
+          [](Tape& t, std::shared_ptr<PackedMatrix> weight, PyRef x, std::optional<Floats> bias) {
+            const float* b = bias ? bias->data() : nullptr;
+            return py_ref(t.linear(std::move(weight), ref_of(x), b));
+          },
+          "weight"_a, "x"_a, "bias"_a.none())
+      .def("rms_norm",
+           [](Tape& t, PyRef x, int64_t heads, int64_t size, Floats weight, float eps) {
+             return py_ref(t.rms_norm(ref_of(x), heads, size, weight.data(), eps));
+           })
+      .def("rotary",
+           [](Tape& t, PyRef x, int64_t heads, int64_t size, FloatRows table, PyRef positions) {
+             if (table.stride(0) != size || table.stride(1) != 1)
+               throw nb::type_error("a rotary table must be contiguous");
+             return py_ref(t.rotary(ref_of(x), heads, size, table.data(), ref_of(positions)));
+           })
+      .def("silu_mul",
+           [](Tape& t, PyRef x, int64_t size) { return py_ref(t.silu_mul(ref_of(x), size)); })
+      .def("gelu_tanh_mul",
+           [](Tape& t, PyRef x, int64_t size) { return py_ref(t.gelu_tanh_mul(ref_of(x), size)); })
+      .def("add", [](Tape& t, PyRef x, PyRef z,
+                     int64_t size) { return py_ref(t.add(ref_of(x), ref_of(z), size)); })
+      .def("scale", [](Tape& t, PyRef x, int64_t size,
+                       float factor) { return py_ref(t.scale(ref_of(x), size, factor)); })
+      .def("take_rows",
+           [](Tape& t, PyRef x, int64_t size, PyRef rows) {
+             return py_ref(t.take_rows(ref_of(x), size, ref_of(rows)));
+           })
+      .def("write_kv",
+           [](Tape& t, PyRef k, PyRef v, const CacheMemory& cache) {
+             t.write_kv(ref_of(k), ref_of(v), cache.cache());
+           })
+      .def("attention",
+           [](Tape& t, PyRef q, const CacheMemory& cache, int64_t heads, float softmax_scale,
+              int64_t window, float softcap) {
+             return py_ref(
+                 t.attention(ref_of(q), cache.cache(), heads, softmax_scale, window, softcap));
+           })
+      .def("finish",
+           [](Tape& t, const std::vector<std::pair<PyRef, int64_t>>& outputs) {
+             std::vector<std::pair<Ref, int64_t>> refs;
+             for (const auto& [ref, columns] : outputs) refs.emplace_back(ref_of(ref), columns);
+             t.finish(refs);
+           })
+      .def("run", &run_tape, "tokens"_a, "rows"_a, "inputs"_a, "batch"_a.none(), "timed"_a = false)
+      .def_prop_ro("buffer_bytes", &Tape::buffer_bytes);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.def(
+      "isas",
+      [] {
+        std::vector<std::pair<std::string, std::string>> isas;
+        for (const Isa& isa : built_isas()) isas.emplace_back(isa.name, isa.problem);
+        return isas;
+      },
+      "(name, why it can't run here or \"\") of each instruction set that was built.");
+
+  nb::class_<Pool>(m, "Pool", "Threads that run tapes, the calling one included.")
+      .def(nb::init<int>(), "threads"_a)
+      .def_prop_ro("threads", &Pool::threads);
+
+  nb::class_<Kernels>(m, "Kernels", "The kernels that tapes run, by op and instruction set.")
+      .def(nb::new_([](const std::map<std::string, std::string>& isa_by_op) {
+             return std::make_shared<Kernels>(kernels_of(isa_by_op));
+           }),
+           "isa_by_op"_a);
+
+  nb::class_<PackedMatrix>(m, "PackedMatrix", "A matrix in panels on somebody's memory.")
+      .def(nb::new_(&make_matrix), "format"_a, "has_min"_a, "outputs"_a, "inputs"_a, "data"_a,
+           "panel_stride"_a, nb::keep_alive<0, 6>());
+  m.def("panel_bytes", [](int format, bool has_min, int64_t inputs) {
+    return panel_bytes(static_cast<WeightFormat>(format), has_min, inputs);
+  });
+
+  nb::class_<CacheMemory>(m, "KVCache", "One layer's paged cache, zeroed.")
+      .def(nb::init<int, int64_t, int64_t, int64_t, int64_t>(), "format"_a, "num_blocks"_a,
+           "block_size"_a, "heads"_a, "head_dim"_a)
+      .def_prop_ro("heads", [](const CacheMemory& c) { return c.cache().heads; })
+      .def_prop_ro("head_dim", [](const CacheMemory& c) { return c.cache().head_dim; })
+      .def("copy_blocks", &CacheMemory::copy_blocks);
+  m.def(
+      "kv_block_bytes",
+      [](int format, int64_t block_size, int64_t heads, int64_t head_dim) {
+        return KVCache{static_cast<KVFormat>(format), nullptr, 1, block_size, heads, head_dim}
+            .block_bytes();
+      },
+      "format"_a, "block_size"_a, "heads"_a, "head_dim"_a);
+
+  bind_tape(m);
+  bind_limits(m);
+  bind_pack(m);
+  bind_sampling(m);
+}
+
+}  // namespace octavo

@@ -1,0 +1,164 @@
+#include "pool.h"
+
+#include <cfenv>
+#include <chrono>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace octavo {
+namespace {
+
+constexpr int kFieldBits = 20;
+constexpr uint64_t kFieldMask = (uint64_t{1} << kFieldBits) - 1;
+
+uint64_t next_of(uint64_t ticket) { return ticket & kFieldMask; }
+uint64_t chunks_of(uint64_t ticket) { return ticket >> kFieldBits & kFieldMask; }
+uint64_t sequence_of(uint64_t ticket) { return ticket >> 2 * kFieldBits; }
+
+// Longer than most regions take, shorter than what a neighbour would feel.
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Rounding to nearest, subnormals kept. A library that sets its threads to flush subnormals to zero
+// (torch does) must not change a result, least of all on those threads only.
+class DefaultArithmetic {
+ public:
+  DefaultArithmetic() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { std::fesetenv(&before_); }
+
+ private:
+  std::fenv_t before_;
+};
+
+}  // namespace
+
+Pool::Pool(int threads) : threads_(threads) {
+  workers_.reserve(threads - 1);
+  for (int worker = 1; worker < threads; ++worker)
+    workers_.emplace_back([this, worker] { work(worker); });
+}
+
+Pool::~Pool() {
+  stopping_ = true;
+  wake_.fetch_add(1);
+  wake_.notify_all();
+  // Those that are spinning see it too: a new, empty region.
+  ticket_.fetch_add(uint64_t{1} << 2 * kFieldBits);
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void Pool::run(Program& program) {
+  const std::lock_guard lock(turn_);
+  const DefaultArithmetic arithmetic;
+  program_ = &program;
+  region_ = -1;
+  finished_.store(false, std::memory_order_relaxed);
+  uint64_t seen = ticket_.load(std::memory_order_relaxed);
+  start_next(0);
+  while (!finished_.load(std::memory_order_acquire)) {
+    const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
+    if (claim_and_run(0, ticket)) continue;
+    seen = ticket;
+    if (finished_.load(std::memory_order_acquire)) break;
+    wait_for_change(seen);
+  }
+}
+
+void Pool::parallel_for(int64_t count, const std::function<void(int64_t, int)>& body) {
+  struct Loop final : Program {
+    int64_t count;
+    const std::function<void(int64_t, int)>& body;
+    Loop(int64_t n, const std::function<void(int64_t, int)>& f) : count(n), body(f) {}
+    int64_t regions() const override { return 1; }
+    int64_t chunks(int64_t) override { return count < kMaxChunks ? count : kMaxChunks - 1; }
+    void run(int64_t, int64_t chunk, int worker) override {
+      for (int64_t i = chunk; i < count; i += kMaxChunks - 1) body(i, worker);
+    }
+  };
+  Loop loop(count, body);
+  run(loop);
+}
+
+void Pool::work(int worker) {
+  const DefaultArithmetic arithmetic;   // a thread begins with its creator's
+  uint64_t seen = ticket_.load(std::memory_order_acquire);
+  while (!stopping_.load(std::memory_order_acquire)) {
+    if (next_of(seen) < chunks_of(seen)) {
+      seen = ticket_.fetch_add(1, std::memory_order_acq_rel);
+      if (claim_and_run(worker, seen)) {
+        seen = ticket_.load(std::memory_order_acquire);
+        continue;
+      }
+    }
+    seen = wait_for_change(seen);
+  }
+}
+
+// Runs the chunk that the claim `ticket` got; false if there was none left.
+bool Pool::claim_and_run(int worker, uint64_t ticket) {
+  if (next_of(ticket) >= chunks_of(ticket)) return false;
+  program_->run(region_, static_cast<int64_t>(next_of(ticket)), worker);
+  const int64_t done = done_.fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (done == static_cast<int64_t>(chunks_of(ticket))) start_next(worker);
+  return true;
+}
+
+// Opens the next region that is worth sharing; those of a single chunk are run here, without the
+// others being told.
+void Pool::start_next(int worker) {
+  int64_t chunks = 0;
+  while (++region_ < program_->regions()) {
+    chunks = program_->chunks(region_);
+    if (chunks > 1 && threads_ > 1) break;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) program_->run(region_, chunk, worker);
+    chunks = 0;
+  }
+  done_.store(0, std::memory_order_relaxed);
+  if (chunks == 0) finished_.store(true, std::memory_order_release);
+  const uint64_t sequence = sequence_of(ticket_.load(std::memory_order_relaxed)) + 1;
+  ticket_.store(sequence << 2 * kFieldBits | static_cast<uint64_t>(chunks) << kFieldBits,
+                std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+    wake_.fetch_add(1, std::memory_order_seq_cst);
+    wake_.notify_all();
+  }
+}
+
+// Until another region than that of `seen` is open; returns its ticket.
+uint64_t Pool::wait_for_change(uint64_t seen) {
+  const uint64_t sequence = sequence_of(seen);
+  const auto is_new = [&](uint64_t ticket) { return sequence_of(ticket) != sequence; };
+  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  const auto deadline = std::chrono::steady_clock::now() + kSpin;
+  while (!is_new(ticket)) {
+    for (int i = 0; i < 32 && !is_new(ticket); ++i) {
+      pause();
+      ticket = ticket_.load(std::memory_order_acquire);
+    }
+    if (is_new(ticket) || std::chrono::steady_clock::now() < deadline) continue;
+    const uint32_t woken = wake_.load(std::memory_order_seq_cst);
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    ticket = ticket_.load(std::memory_order_seq_cst);
+    if (!is_new(ticket) && !stopping_.load(std::memory_order_seq_cst)) {
+      wake_.wait(woken, std::memory_order_seq_cst);
+    }
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    ticket = ticket_.load(std::memory_order_acquire);
+    if (stopping_.load(std::memory_order_acquire)) break;
+  }
+  return ticket;
+}
+
+}  // namespace octavo

@@ -1,0 +1,618 @@
+#include "tape.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+
+namespace octavo {
+namespace {
+
+// What a chunk should take: far more than claiming it does (about 50 ns), far less than a step.
+constexpr double kChunkNs = 6000;
+constexpr int64_t kChunksPerThread = 6;
+// Rough costs, for cutting work into chunks only.
+constexpr double kNsPerRowValue = 0.15;
+constexpr double kBytesPerNs = 12;
+constexpr double kOperationsPerNs = 300;
+// Rows that are multiplied by the same panels before the next: their activations come from the
+// caches for each panel, while a panel comes from memory for each block of rows.
+constexpr int64_t kRowBlockBytes = 2 << 20;
+// Products of float rows take up to this many panels at a time.
+constexpr int64_t kPanelsTogether = 4;
+
+double now_ns() {
+  using namespace std::chrono;
+  return duration<double, std::nano>(steady_clock::now().time_since_epoch()).count();
+}
+
+// An odd number of cache lines, so that the rows of a tile fall into different sets of the
+// first-level cache (K = 2048, 14 rows: 150 GFLOP/s unpadded, 190 to 200 so).
+int64_t spread_stride(int64_t bytes) {
+  const int64_t lines = ceil_div(bytes, kAlign);
+  return (lines % 2 == 0 ? lines + 1 : lines) * kAlign;
+}
+
+int64_t clamp_chunks(double ns, int64_t limit, int threads) {
+  const int64_t most = std::min<int64_t>(limit, threads * kChunksPerThread);
+  return std::clamp<int64_t>(static_cast<int64_t>(ns / kChunkNs), 1, std::max<int64_t>(most, 1));
+}
+
+}  // namespace
+
+std::shared_ptr<void> allocate_aligned(int64_t bytes) {
+  void* memory = nullptr;
+  if (posix_memalign(&memory, 4096,
+                     static_cast<size_t>(round_up(std::max<int64_t>(bytes, 1), 4096))))
+    throw std::bad_alloc();
+  return {memory, std::free};
+}
+
+struct Tape::Buffer {
+  enum class Kind { floats, quantized, ints } kind;
+  Symbol symbol;
+  int64_t columns;
+  int64_t stride;          // bytes from row to row
+  int32_t input = -1;      // index among a run's inputs
+  int32_t slot = -1;
+  // Of a run:
+  uint8_t* data = nullptr;
+
+  Rows rows(int64_t column) const {
+    return {reinterpret_cast<float*>(data) + column, stride / int64_t{sizeof(float)}};
+  }
+  const int64_t* ints() const { return reinterpret_cast<const int64_t*>(data); }
+};
+
+struct Tape::Op {
+  enum class Kind { rows, linear, attention } kind;
+  const char* name;
+  Symbol symbol;
+  std::vector<int32_t> reads;
+  int32_t write;                  // -1: the KV cache
+  bool may_overwrite = false;     // element by element: the result may take reads[0]'s memory
+
+  // rows: computes rows [t0, t1). values: floats touched a row.
+  std::function<void(const Batch* batch, int64_t t0, int64_t t1)> compute{};
+  int64_t values = 0;
+
+  // linear
+  std::shared_ptr<const PackedMatrix> weight{};
+  Ref x{-1, 0};
+  Ref residual{-1, 0};
+  const float* bias = nullptr;
+
+  // attention
+  KVCache cache{};
+  Ref q{-1, 0};
+  int64_t heads = 0;
+  float softmax_scale = 0;
+  int64_t window = 0;
+  float softcap = 0;
+  int32_t plan = -1;
+};
+
+// Ops that run together: one linear, one attention, or a chain of ops on the same rows, each of
+// which needs only its own row of what comes before it.
+struct Tape::Region {
+  int32_t first, last;            // ops [first, last)
+  Op::Kind kind;
+  // Of a run:
+  LinearArgs linear{};
+  AttentionArgs attention{};
+  int64_t count = 0;              // rows
+  int64_t chunks = 0;
+  int64_t row_blocks = 0, panel_blocks = 0;
+};
+
+struct Tape::Slot {
+  Symbol symbol;
+  int64_t row_bytes;
+  int64_t capacity = 0;           // rows
+  std::shared_ptr<void> memory{};
+};
+
+Tape::Tape(std::shared_ptr<Pool> pool, std::shared_ptr<const Kernels> kernels)
+    : pool_(std::move(pool)), kernels_(std::move(kernels)) {}
+Tape::~Tape() = default;
+
+// --- recording -----------------------------------------------------------------------------------
+
+Ref Tape::new_buffer(Symbol symbol, int64_t columns) {
+  const int64_t stride = spread_stride(columns * int64_t{sizeof(float)});
+  buffers_.push_back({Buffer::Kind::floats, symbol, columns, stride});
+  return {static_cast<int32_t>(buffers_.size()) - 1, 0};
+}
+
+Ref Tape::input(Symbol symbol, int64_t columns) {
+  const Ref ref = new_buffer(symbol, columns);
+  buffers_[ref.buffer].input = static_cast<int32_t>(inputs_.size());
+  inputs_.push_back(ref.buffer);
+  return ref;
+}
+
+Ref Tape::int_input(Symbol symbol) {
+  const Ref ref = input(symbol, 1);
+  buffers_[ref.buffer].kind = Buffer::Kind::ints;
+  return ref;
+}
+
+Tape::Op& Tape::append(const char* name, Symbol symbol, std::vector<int32_t> reads, int32_t write) {
+  ops_.push_back({Op::Kind::rows, name, symbol, std::move(reads), write});
+  return ops_.back();
+}
+
+Ref Tape::embedding(std::shared_ptr<const PackedMatrix> table, Ref ids) {
+  const Symbol symbol = buffers_[ids.buffer].symbol;
+  const Ref y = new_buffer(symbol, table->outputs == 0 ? 0 : table->inputs);
+  Op& op = append("embedding", symbol, {ids.buffer}, y.buffer);
+  op.values = 4 * table->inputs;
+  op.compute = [this, table, ids, y](const Batch*, int64_t t0, int64_t t1) {
+    kernels_->embedding(*table, buffers_[ids.buffer].ints(), buffers_[y.buffer].rows(0), t0, t1);
+  };
+  return y;
+}
+
+// The buffer that holds x quantized; made by the first linear that needs it.
+int32_t Tape::quantized(Ref x, int64_t size) {
+  for (const Op& op : ops_)
+    if (op.kind == Op::Kind::rows && std::strcmp(op.name, "quantize") == 0 &&
+        op.reads[0] == x.buffer && op.x.column == x.column && op.values == size)
+      return op.write;
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  const int64_t stride = spread_stride(quantized_row_bytes(size));
+  buffers_.push_back({Buffer::Kind::quantized, symbol, size, stride});
+  const int32_t y = static_cast<int32_t>(buffers_.size()) - 1;
+  Op& op = append("quantize", symbol, {x.buffer}, y);
+  op.values = size;
+  op.x = x;
+  op.compute = [this, x, y, size](const Batch*, int64_t t0, int64_t t1) {
+    const QuantizedRows rows{buffers_[y].data, buffers_[y].stride, ceil_div(size, kGroup)};
+    kernels_->quantize(buffers_[x.buffer].rows(x.column), rows, t0, t1, size);
+  };
+  return y;
+}
+
+Ref Tape::linear(std::shared_ptr<const PackedMatrix> weight, Ref x, const float* bias) {
+  const bool is_integer = weight->format == WeightFormat::q8 || weight->format == WeightFormat::q4;
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  if (is_integer) x = {quantized(x, weight->inputs), 0};
+  const Ref y = new_buffer(symbol, weight->outputs);
+  Op& op = append("linear", symbol, {x.buffer}, y.buffer);
+  op.kind = Op::Kind::linear;
+  op.weight = std::move(weight);
+  op.x = x;
+  op.bias = bias;
+  return y;
+}
+
+Ref Tape::rms_norm(Ref x, int64_t heads, int64_t size, const float* weight, float eps) {
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  const Ref y = new_buffer(symbol, heads * size);
+  Op& op = append("rms_norm", symbol, {x.buffer}, y.buffer);
+  op.values = 2 * heads * size;
+  op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    kernels_->rms_norm(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1, heads,
+                       size, weight, eps);
+  };
+  return y;
+}
+
+Ref Tape::rotary(Ref x, int64_t heads, int64_t size, const float* table, Ref positions) {
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  const Ref y = new_buffer(symbol, heads * size);
+  Op& op = append("rotary", symbol, {x.buffer, positions.buffer}, y.buffer);
+  op.values = 3 * heads * size;
+  op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    kernels_->rotary(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1, heads,
+                     size, table, buffers_[positions.buffer].ints());
+  };
+  return y;
+}
+
+Ref Tape::silu_mul(Ref x, int64_t size) {
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  const Ref y = new_buffer(symbol, size);
+  Op& op = append("silu_mul", symbol, {x.buffer}, y.buffer);
+  op.values = 8 * size;
+  op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    kernels_->silu_mul(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1, size);
+  };
+  return y;
+}
+
+Ref Tape::gelu_tanh_mul(Ref x, int64_t size) {
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  const Ref y = new_buffer(symbol, size);
+  Op& op = append("gelu_tanh_mul", symbol, {x.buffer}, y.buffer);
+  op.values = 10 * size;
+  op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    kernels_->gelu_tanh_mul(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1,
+                            size);
+  };
+  return y;
+}
+
+Ref Tape::add(Ref x, Ref z, int64_t size) {
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  const Ref y = new_buffer(symbol, size);
+  Op& op = append("add", symbol, {x.buffer, z.buffer}, y.buffer);
+  op.values = 3 * size;
+  op.may_overwrite = x.column == 0;
+  op.x = x;
+  op.residual = z;
+  op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    kernels_->add(buffers_[x.buffer].rows(x.column), buffers_[z.buffer].rows(z.column),
+                  buffers_[y.buffer].rows(0), t0, t1, size);
+  };
+  return y;
+}
+
+Ref Tape::scale(Ref x, int64_t size, float factor) {
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  const Ref y = new_buffer(symbol, size);
+  Op& op = append("scale", symbol, {x.buffer}, y.buffer);
+  op.values = 2 * size;
+  op.may_overwrite = x.column == 0;
+  op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    kernels_->scale(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1, size,
+                    factor);
+  };
+  return y;
+}
+
+Ref Tape::take_rows(Ref x, int64_t size, Ref rows) {
+  const Symbol symbol = buffers_[rows.buffer].symbol;
+  const Ref y = new_buffer(symbol, size);
+  Op& op = append("take_rows", symbol, {x.buffer, rows.buffer}, y.buffer);
+  op.values = 2 * size;
+  op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    const Rows source = buffers_[x.buffer].rows(x.column), target = buffers_[y.buffer].rows(0);
+    const int64_t* index = buffers_[rows.buffer].ints();
+    for (int64_t t = t0; t < t1; ++t)
+      std::memcpy(target.row(t), source.row(index[t]), size * sizeof(float));
+  };
+  return y;
+}
+
+void Tape::write_kv(Ref k, Ref v, const KVCache& cache) {
+  Op& op = append("write_kv", buffers_[k.buffer].symbol, {k.buffer, v.buffer}, -1);
+  op.values = 8 * cache.heads * cache.head_dim;
+  op.compute = [=, this](const Batch* batch, int64_t t0, int64_t t1) {
+    kernels_->write_kv(cache, buffers_[k.buffer].rows(k.column), buffers_[v.buffer].rows(v.column),
+                       batch->kv_slots, t0, t1);
+  };
+}
+
+Ref Tape::attention(Ref q, const KVCache& cache, int64_t heads, float softmax_scale, int64_t window,
+                    float softcap) {
+  const Symbol symbol = buffers_[q.buffer].symbol;
+  const Ref y = new_buffer(symbol, heads * cache.head_dim);
+  Op& op = append("attention", symbol, {q.buffer}, y.buffer);
+  op.kind = Op::Kind::attention;
+  op.cache = cache;
+  op.q = q;
+  op.heads = heads;
+  op.softmax_scale = softmax_scale;
+  op.window = window;
+  op.softcap = softcap;
+  const AttentionKind kind{cache.block_size, cache.heads, cache.head_dim, heads, window};
+  const auto known = std::find(kinds_.begin(), kinds_.end(), kind);
+  op.plan = static_cast<int32_t>(known - kinds_.begin());
+  if (known == kinds_.end()) {
+    kinds_.push_back(kind);
+    plans_.push_back(std::make_unique<AttentionPlan>(kind));
+    scratch_bytes_ =
+        std::max(scratch_bytes_,
+                 attention_scratch_bytes(cache.block_size, cache.head_dim, heads / cache.heads));
+  }
+  return y;
+}
+
+// --- planning ------------------------------------------------------------------------------------
+
+void Tape::finish(const std::vector<std::pair<Ref, int64_t>>& outputs) {
+  outputs_ = outputs;
+  fuse_residuals();
+  group();
+  plan_memory(outputs);
+  for (int worker = 0; scratch_bytes_ > 0 && worker < pool_->threads(); ++worker)
+    scratch_.push_back(allocate_aligned(scratch_bytes_));
+}
+
+// x + linear(y), where nothing else wants the product: the product is added as it is made.
+void Tape::fuse_residuals() {
+  std::vector<int> uses(buffers_.size(), 0), made_at(buffers_.size(), -1);
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    for (int32_t buffer : ops_[i].reads) ++uses[buffer];
+    if (ops_[i].write >= 0) made_at[ops_[i].write] = static_cast<int>(i);
+  }
+  for (const auto& [ref, columns] : outputs_) ++uses[ref.buffer];
+  std::vector<bool> removed(ops_.size(), false);
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    Op& add = ops_[i];
+    if (std::strcmp(add.name, "add") != 0) continue;
+    for (const auto& [product, other] : {std::pair{add.residual, add.x}, {add.x, add.residual}}) {
+      const int at = made_at[product.buffer];
+      if (at < 0 || ops_[at].kind != Op::Kind::linear || ops_[at].residual.buffer >= 0) continue;
+      if (uses[product.buffer] != 1 || made_at[other.buffer] > at) continue;
+      Op& linear = ops_[at];
+      linear.residual = other;
+      linear.reads.insert(linear.reads.begin(), other.buffer);
+      linear.write = add.write;
+      linear.may_overwrite = other.column == 0;
+      made_at[add.write] = at;
+      removed[i] = true;
+      break;
+    }
+  }
+  size_t kept = 0;
+  for (size_t i = 0; i < ops_.size(); ++i)
+    if (!removed[i]) {
+      if (kept != i) ops_[kept] = std::move(ops_[i]);
+      ++kept;
+    }
+  ops_.erase(ops_.begin() + kept, ops_.end());
+}
+
+void Tape::group() {
+  for (int32_t i = 0; i < static_cast<int32_t>(ops_.size()); ++i) {
+    const Op& op = ops_[i];
+    // take_rows reads other rows than its own: what makes them must be complete.
+    const bool joins =
+        op.kind == Op::Kind::rows && !regions_.empty() && regions_.back().kind == Op::Kind::rows &&
+        ops_[regions_.back().first].symbol == op.symbol && std::strcmp(op.name, "take_rows") != 0;
+    if (joins)
+      regions_.back().last = i + 1;
+    else
+      regions_.push_back({i, i + 1, op.kind});
+  }
+}
+
+// Buffers get slots of memory; a slot is free again after the last region that reads its buffer.
+void Tape::plan_memory(const std::vector<std::pair<Ref, int64_t>>& outputs) {
+  const int end = static_cast<int>(regions_.size());
+  std::vector<int> last_use(buffers_.size(), -1), last_op(buffers_.size(), -1);
+  for (int r = 0; r < end; ++r)
+    for (int32_t i = regions_[r].first; i < regions_[r].last; ++i) {
+      for (int32_t buffer : ops_[i].reads) last_use[buffer] = r, last_op[buffer] = i;
+      if (ops_[i].write >= 0) last_use[ops_[i].write] = std::max(last_use[ops_[i].write], r);
+    }
+  for (const auto& [ref, columns] : outputs) last_use[ref.buffer] = end;
+
+  std::vector<int32_t> free;
+  const auto take = [&](Buffer& buffer) {
+    int32_t best = -1;
+    for (int32_t slot : free) {
+      if (slots_[slot].symbol != buffer.symbol) continue;
+      const int64_t size = slots_[slot].row_bytes;
+      const bool fits = size >= buffer.stride;
+      const bool best_fits = best >= 0 && slots_[best].row_bytes >= buffer.stride;
+      // The tightest that fits, else the largest, which then grows.
+      if (best < 0 || (fits && !best_fits) ||
+          (fits == best_fits && (size < slots_[best].row_bytes) == fits))
+        best = slot;
+    }
+    if (best < 0) {
+      best = static_cast<int32_t>(slots_.size());
+      slots_.push_back({buffer.symbol, buffer.stride});
+    } else {
+      free.erase(std::find(free.begin(), free.end(), best));
+      slots_[best].row_bytes = std::max(slots_[best].row_bytes, buffer.stride);
+    }
+    return best;
+  };
+  for (int r = 0; r < end; ++r) {
+    std::vector<int32_t> handed_on;
+    for (int32_t i = regions_[r].first; i < regions_[r].last; ++i) {
+      const Op& op = ops_[i];
+      if (op.write < 0) continue;
+      Buffer& target = buffers_[op.write];
+      const int32_t source = op.reads[0];
+      // A product reads all of its input's row for each output: only the residual may go.
+      const bool overwrites = op.may_overwrite && buffers_[source].slot >= 0 &&
+                              std::count(op.reads.begin(), op.reads.end(), source) == 1 &&
+                              last_use[source] == r && last_op[source] == i &&
+                              buffers_[source].stride == target.stride;
+      if (overwrites) {
+        target.slot = buffers_[source].slot;
+        handed_on.push_back(source);
+      } else {
+        target.slot = take(target);
+      }
+    }
+    for (int32_t b = 0; b < static_cast<int32_t>(buffers_.size()); ++b)
+      if (last_use[b] == r && buffers_[b].slot >= 0 &&
+          std::find(handed_on.begin(), handed_on.end(), b) == handed_on.end())
+        free.push_back(buffers_[b].slot);
+  }
+}
+
+void Tape::grow(const int64_t (&rows)[kSymbols]) {
+  for (Slot& slot : slots_) {
+    const int64_t wanted = rows[static_cast<int>(slot.symbol)];
+    if (wanted <= slot.capacity) continue;
+    // To the next power of two, so that a growing batch seldom moves it; what an output was lives
+    // on with its owner.
+    int64_t capacity = 16;
+    while (capacity < wanted) capacity *= 2;
+    slot.memory = allocate_aligned(capacity * slot.row_bytes);
+    slot.capacity = capacity;
+  }
+}
+
+int64_t Tape::buffer_bytes() const {
+  int64_t bytes = 0;
+  for (const Slot& slot : slots_) bytes += slot.capacity * slot.row_bytes;
+  return bytes;
+}
+
+// --- replay --------------------------------------------------------------------------------------
+
+class Tape::Replay final : public Program {
+ public:
+  Replay(Tape& tape, const int64_t (&rows)[kSymbols], const Batch* batch,
+         std::vector<RegionTime>* times)
+      : tape_(tape), batch_(batch), times_(times) {
+    for (Region& region : tape.regions_) prepare(region, rows);
+  }
+
+  int64_t regions() const override { return static_cast<int64_t>(tape_.regions_.size()); }
+
+  int64_t chunks(int64_t index) override {
+    if (times_ != nullptr) stamp(index);
+    return tape_.regions_[index].chunks;
+  }
+
+  void run(int64_t index, int64_t chunk, int worker) override {
+    const Region& region = tape_.regions_[index];
+    switch (region.kind) {
+      case Op::Kind::rows: {
+        const int64_t t0 = region.count * chunk / region.chunks;
+        const int64_t t1 = region.count * (chunk + 1) / region.chunks;
+        for (int32_t i = region.first; i < region.last; ++i) tape_.ops_[i].compute(batch_, t0, t1);
+        break;
+      }
+      case Op::Kind::linear: {
+        const PackedMatrix& weight = *region.linear.weight;
+        const int64_t block = chunk / region.panel_blocks, part = chunk % region.panel_blocks;
+        const int64_t t0 = region.count * block / region.row_blocks;
+        const int64_t t1 = region.count * (block + 1) / region.row_blocks;
+        const int64_t bundles = ceil_div(weight.panels(), kPanelsTogether);
+        const int64_t p0 = bundles * part / region.panel_blocks * kPanelsTogether;
+        const int64_t p1 =
+            std::min(bundles * (part + 1) / region.panel_blocks * kPanelsTogether, weight.panels());
+        const bool is_integer = region.linear.xq.data != nullptr;
+        (is_integer ? tape_.kernels_->linear_int : tape_.kernels_->linear_float)(region.linear, t0,
+                                                                                 t1, p0, p1);
+        break;
+      }
+      case Op::Kind::attention: {
+        AttentionPlan& plan = *tape_.plans_[tape_.ops_[region.first].plan];
+        plan.run(chunk, *tape_.kernels_, region.attention, *batch_, tape_.scratch_[worker].get());
+        break;
+      }
+    }
+  }
+
+  void finish_times() {
+    if (times_ == nullptr) return;
+    stamp(regions());
+    for (int64_t i = 0; i < regions(); ++i) {
+      const Region& region = tape_.regions_[i];
+      RegionTime time{"", stamps_[i + 1] - stamps_[i], 0, 0};
+      for (int32_t op = region.first; op < region.last; ++op)
+        time.name.append(op > region.first ? "+" : "").append(tape_.ops_[op].name);
+      if (region.kind == Op::Kind::linear) {
+        const PackedMatrix& weight = *region.linear.weight;
+        const std::string outputs = std::to_string(weight.outputs);
+        time.name.append(" ").append(outputs).append("x").append(std::to_string(weight.inputs));
+        time.bytes = static_cast<double>(weight.panels() * weight.panel_stride);
+        time.operations = 2.0 * region.count * weight.outputs * weight.inputs;
+      } else if (region.kind == Op::Kind::attention) {
+        const auto [bytes, operations] =
+            tape_.plans_[tape_.ops_[region.first].plan]->work(region.attention, *batch_);
+        time.bytes = bytes;
+        time.operations = operations;
+      }
+      times_->push_back(std::move(time));
+    }
+  }
+
+ private:
+  void stamp(int64_t index) {
+    if (stamps_.size() <= static_cast<size_t>(index)) stamps_.resize(index + 1);
+    stamps_[index] = now_ns();
+  }
+
+  void prepare(Region& region, const int64_t (&rows)[kSymbols]) {
+    const Op& op = tape_.ops_[region.first];
+    const int threads = tape_.pool_->threads();
+    region.count = rows[static_cast<int>(op.symbol)];
+    region.chunks = 0;
+    if (region.count == 0) return;
+    switch (region.kind) {
+      case Op::Kind::rows: {
+        int64_t values = 0;
+        for (int32_t i = region.first; i < region.last; ++i) values += tape_.ops_[i].values;
+        region.chunks = clamp_chunks(region.count * values * kNsPerRowValue, region.count, threads);
+        break;
+      }
+      case Op::Kind::linear: prepare_linear(region, op, threads); break;
+      case Op::Kind::attention: {
+        region.attention = {op.cache,
+                            tape_.buffers_[op.q.buffer].rows(op.q.column),
+                            tape_.buffers_[op.write].rows(0),
+                            op.heads,
+                            op.softmax_scale,
+                            op.window,
+                            op.softcap};
+        AttentionPlan& plan = *tape_.plans_[op.plan];
+        region.chunks = plan.units();
+        break;
+      }
+    }
+  }
+
+  void prepare_linear(Region& region, const Op& op, int threads) {
+    const PackedMatrix& weight = *op.weight;
+    const Buffer& x = tape_.buffers_[op.x.buffer];
+    LinearArgs& args = region.linear;
+    args = {};
+    args.weight = &weight;
+    if (x.kind == Buffer::Kind::quantized)
+      args.xq = {x.data, x.stride, weight.groups()};
+    else
+      args.x = x.rows(op.x.column);
+    args.y = tape_.buffers_[op.write].rows(0);
+    args.bias = op.bias;
+    if (op.residual.buffer >= 0)
+      args.residual = tape_.buffers_[op.residual.buffer].rows(op.residual.column);
+
+    const double bytes = static_cast<double>(weight.panels() * weight.panel_stride);
+    const double operations = 2.0 * region.count * weight.outputs * weight.inputs;
+    const double ns = std::max(bytes / kBytesPerNs, operations / kOperationsPerNs);
+    region.row_blocks = ceil_div(region.count * x.stride, kRowBlockBytes);
+    const int64_t bundles = ceil_div(weight.panels(), kPanelsTogether);
+    const int64_t wanted = clamp_chunks(ns, bundles * region.row_blocks, threads);
+    region.panel_blocks = std::clamp<int64_t>(ceil_div(wanted, region.row_blocks), 1, bundles);
+    region.chunks = region.row_blocks * region.panel_blocks;
+  }
+
+  Tape& tape_;
+  const Batch* batch_;
+  std::vector<RegionTime>* times_;
+  std::vector<double> stamps_;
+};
+
+std::vector<OutputRows> Tape::run(const int64_t (&rows)[kSymbols],
+                                  const std::vector<InputRows>& inputs, const Batch* batch,
+                                  std::vector<RegionTime>* times) {
+  grow(rows);
+  for (Buffer& buffer : buffers_) {
+    if (buffer.input >= 0) {
+      const InputRows& given = inputs[buffer.input];
+      buffer.data = static_cast<uint8_t*>(const_cast<void*>(given.data));
+      buffer.stride = given.stride;
+    } else if (buffer.slot >= 0) {
+      buffer.data = static_cast<uint8_t*>(slots_[buffer.slot].memory.get());
+    }
+  }
+  for (const auto& plan : plans_) plan->build(*batch, pool_->threads());
+  Replay replay(*this, rows, batch, times);
+  pool_->run(replay);
+  replay.finish_times();
+
+  std::vector<OutputRows> outputs;
+  for (const auto& [ref, columns] : outputs_) {
+    const Buffer& buffer = buffers_[ref.buffer];
+    const Rows at = buffer.rows(ref.column);
+    std::shared_ptr<void> owner = buffer.slot >= 0 ? slots_[buffer.slot].memory : nullptr;
+    outputs.push_back(
+        {at.data, rows[static_cast<int>(buffer.symbol)], columns, at.stride, std::move(owner)});
+  }
+  return outputs;
+}
+
+}  // namespace octavo

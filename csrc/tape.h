@@ -1,0 +1,118 @@
+// A tape: the ops of a forward pass, recorded once, with sizes that are symbolic in the step's
+// number of rows. Replaying it is one call that needs neither Python nor its lock.
+//
+// Recording appends ops on buffers; `finish` fuses what can be fused, groups the ops into regions
+// for the pool and plans memory, so that buffers which are never alive together share it; `run`
+// resolves the sizes of this step and executes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention.h"
+#include "kernels.h"
+#include "pool.h"
+
+namespace octavo {
+
+// What a buffer's number of rows is: the step's tokens, or the rows whose logits are wanted.
+enum class Symbol : int32_t { tokens = 0, rows = 1 };
+constexpr int kSymbols = 2;
+
+// Columns [column, ...) of a buffer of float32.
+struct Ref {
+  int32_t buffer;
+  int64_t column;
+};
+
+// Of a profiled run: what a region did and what it took. bytes: weights and cache read, operations:
+// multiply-adds counted as two; 0 where they don't matter.
+struct RegionTime {
+  std::string name;
+  double nanoseconds;
+  double bytes;
+  double operations;
+};
+
+// Memory of a run's input: rows of floats or of int64.
+struct InputRows {
+  const void* data;
+  int64_t stride;   // bytes from row to row
+};
+
+// Memory of an output, valid until the tape runs again (or, if it must grow, as long as `owner`).
+struct OutputRows {
+  float* data;
+  int64_t rows, columns, stride;   // stride in floats
+  std::shared_ptr<void> owner;
+};
+
+class Tape {
+ public:
+  Tape(std::shared_ptr<Pool> pool, std::shared_ptr<const Kernels> kernels);
+  ~Tape();
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  // --- recording; each op returns where its result is ---------------------------------------
+  Ref input(Symbol symbol, int64_t columns);   // floats
+  Ref int_input(Symbol symbol);                // int64, one column: token ids, positions, rows
+  Ref embedding(std::shared_ptr<const PackedMatrix> table, Ref ids);
+  Ref linear(std::shared_ptr<const PackedMatrix> weight, Ref x, const float* bias);
+  Ref rms_norm(Ref x, int64_t heads, int64_t size, const float* weight, float eps);
+  Ref rotary(Ref x, int64_t heads, int64_t size, const float* table, Ref positions);
+  Ref silu_mul(Ref x, int64_t size);
+  Ref gelu_tanh_mul(Ref x, int64_t size);
+  Ref add(Ref x, Ref z, int64_t size);
+  Ref scale(Ref x, int64_t size, float factor);
+  Ref take_rows(Ref x, int64_t size, Ref rows);
+  void write_kv(Ref k, Ref v, const KVCache& cache);
+  Ref attention(Ref q, const KVCache& cache, int64_t heads, float softmax_scale, int64_t window,
+                float softcap);
+  void finish(const std::vector<std::pair<Ref, int64_t>>& outputs);   // with their columns
+
+  // --- replay --------------------------------------------------------------------------------
+  // rows: by symbol. inputs: in the order in which they were declared. batch: null if no op needs
+  // one. times: filled with what each region took, if given.
+  std::vector<OutputRows> run(const int64_t (&rows)[kSymbols], const std::vector<InputRows>& inputs,
+                              const Batch* batch, std::vector<RegionTime>* times);
+
+  // Bytes of the buffers as they are now.
+  int64_t buffer_bytes() const;
+
+ private:
+  struct Buffer;
+  struct Op;
+  struct Region;
+  struct Slot;
+  class Replay;
+
+  Ref new_buffer(Symbol symbol, int64_t columns);
+  int32_t quantized(Ref x, int64_t size);
+  Op& append(const char* name, Symbol symbol, std::vector<int32_t> reads, int32_t write);
+  void fuse_residuals();
+  void group();
+  void plan_memory(const std::vector<std::pair<Ref, int64_t>>& outputs);
+  void grow(const int64_t (&rows)[kSymbols]);
+
+  std::shared_ptr<Pool> pool_;
+  std::shared_ptr<const Kernels> kernels_;
+  std::vector<Buffer> buffers_;
+  std::vector<Op> ops_;
+  std::vector<Region> regions_;
+  std::vector<Slot> slots_;
+  std::vector<std::pair<Ref, int64_t>> outputs_;
+  std::vector<int32_t> inputs_;
+  std::vector<std::unique_ptr<AttentionPlan>> plans_;  // one for each kind of attention
+  std::vector<AttentionKind> kinds_;
+  int64_t scratch_bytes_ = 0;
+  std::vector<std::shared_ptr<void>> scratch_;  // by worker
+};
+
+// 64-byte aligned memory, zeroed by the system when first touched where it is large.
+std::shared_ptr<void> allocate_aligned(int64_t bytes);
+
+}  // namespace octavo

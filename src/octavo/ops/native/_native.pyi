@@ -1,0 +1,176 @@
+"""What csrc/module.cpp and the other *bindings.cpp export. Arrays are C-contiguous unless a comment
+says otherwise, and no smaller than the shapes given.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, overload
+
+import numpy as np
+
+_Place = tuple[int, int]
+"""Where a value lies on a tape: buffer, column."""
+
+_Batch = tuple[np.ndarray, ...]
+"""Six: token ids, positions and kv slots (T,) int64; query starts (S + 1,) and context lengths (S,)
+int32; block tables (S, blocks) int32, whose rows may lie apart.
+"""
+
+def isas() -> list[tuple[str, str]]:
+    """(name, why it can't run here or "") of each instruction set that was built."""
+
+class Pool:
+    def __init__(self, threads: int) -> None: ...
+    @property
+    def threads(self) -> int: ...
+
+class Kernels:
+    """Raises ValueError for an instruction set that is not built or can't run here."""
+
+    def __init__(self, isa_by_op: Mapping[str, str]) -> None: ...
+
+class PackedMatrix:
+    """format: WeightFormat in csrc/formats.h. data: (bytes,) uint8, kept alive."""
+
+    def __init__(
+        self,
+        format: int,
+        has_min: bool,
+        outputs: int,
+        inputs: int,
+        data: np.ndarray,
+        panel_stride: int,
+    ) -> None: ...
+
+def panel_bytes(format: int, has_min: bool, inputs: int, /) -> int: ...
+
+class KVCache:
+    """format: KVFormat in csrc/formats.h."""
+
+    def __init__(
+        self, format: int, num_blocks: int, block_size: int, heads: int, head_dim: int
+    ) -> None: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]], /) -> None: ...
+
+def kv_block_bytes(format: int, block_size: int, heads: int, head_dim: int) -> int: ...
+
+class RegionTimes:
+    def tell(self) -> list[tuple[str, float, float, float]]:
+        """Name, nanoseconds, bytes and operations of each region."""
+
+class Tape:
+    """The ops' arguments are those of csrc/tape.h. symbol: 0 tokens, 1 rows. Arrays and caches that
+    it is given must outlive it.
+    """
+
+    def __init__(self, pool: Pool, kernels: Kernels) -> None: ...
+    def input(self, symbol: int, columns: int, /) -> _Place: ...
+    def int_input(self, symbol: int, /) -> _Place: ...
+    def embedding(self, table: PackedMatrix, ids: _Place, /) -> _Place: ...
+    def linear(self, weight: PackedMatrix, x: _Place, bias: np.ndarray | None) -> _Place: ...
+    def rms_norm(
+        self, x: _Place, heads: int, size: int, weight: np.ndarray, eps: float, /
+    ) -> _Place: ...
+    def rotary(
+        self, x: _Place, heads: int, size: int, table: np.ndarray, positions: _Place, /
+    ) -> _Place: ...
+    def silu_mul(self, x: _Place, size: int, /) -> _Place: ...
+    def gelu_tanh_mul(self, x: _Place, size: int, /) -> _Place: ...
+    def add(self, x: _Place, z: _Place, size: int, /) -> _Place: ...
+    def scale(self, x: _Place, size: int, factor: float, /) -> _Place: ...
+    def take_rows(self, x: _Place, size: int, rows: _Place, /) -> _Place: ...
+    def write_kv(self, k: _Place, v: _Place, cache: KVCache, /) -> None: ...
+    def attention(
+        self,
+        q: _Place,
+        cache: KVCache,
+        heads: int,
+        softmax_scale: float,
+        window: int,
+        softcap: float,
+        /,
+    ) -> _Place: ...
+    def finish(self, outputs: Sequence[tuple[_Place, int]], /) -> None: ...
+    @overload
+    def run(
+        self,
+        tokens: int,
+        rows: int,
+        inputs: Sequence[np.ndarray],
+        batch: _Batch | None,
+        timed: Literal[False] = False,
+    ) -> list[np.ndarray]:
+        """The outputs, (rows, columns) float32 in the tape's memory, valid until it runs again."""
+    @overload
+    def run(
+        self,
+        tokens: int,
+        rows: int,
+        inputs: Sequence[np.ndarray],
+        batch: _Batch | None,
+        timed: Literal[True],
+    ) -> tuple[list[np.ndarray], RegionTimes]: ...
+    @property
+    def buffer_bytes(self) -> int: ...
+
+def seconds_to_read(pool: Pool, isa: str, memory: np.ndarray) -> float: ...
+def float_operations_per_second(pool: Pool, isa: str, seconds: float) -> float: ...
+def byte_operations_per_second(pool: Pool, isa: str, seconds: float) -> float: ...
+def pack(
+    panels: np.ndarray,
+    format: int,
+    has_min: bool,
+    inputs: int,
+    parts: Sequence[tuple[int, np.ndarray]],
+    scale_group: int,
+) -> None:
+    """panels: (bytes,) uint8, written. parts: StoredType of csrc/pack.h, (rows, bytes) uint8."""
+
+def adjust_logits(
+    pool: Pool,
+    logits: np.ndarray,
+    penalty_rows: np.ndarray,
+    penalty_tokens: np.ndarray,
+    penalty_counts: np.ndarray,
+    repetition: np.ndarray,
+    presence: np.ndarray,
+    frequency: np.ndarray,
+    bias_rows: np.ndarray,
+    bias_tokens: np.ndarray,
+    bias_values: np.ndarray,
+    allowed_rows: np.ndarray,
+    allowed_pair_rows: np.ndarray,
+    allowed_pair_tokens: np.ndarray,
+) -> None:
+    """logits: (N, V) float32, whose rows may lie apart; changed. The others: LogitEdits."""
+
+def sample(
+    pool: Pool,
+    kernels: Kernels,
+    logits: np.ndarray,
+    temperature: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    min_p: np.ndarray,
+    uniform: np.ndarray,
+    tokens: np.ndarray,
+) -> None:
+    """tokens: (N,) int64, written."""
+
+def log_probabilities(
+    pool: Pool,
+    kernels: Kernels,
+    logits: np.ndarray,
+    tokens: np.ndarray,
+    own: np.ndarray,
+    ranks: np.ndarray,
+    top_ids: np.ndarray,
+    top_values: np.ndarray,
+) -> None:
+    """own (N,) float32, ranks (N,), top_ids (N, K) int64 and top_values (N, K) are written."""
+
+def non_finite_rows(pool: Pool, kernels: Kernels, logits: np.ndarray, rows: np.ndarray) -> None:
+    """rows: (N,) bool, written."""

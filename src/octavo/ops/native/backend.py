@@ -1,0 +1,162 @@
+"""Models in C++ on CPUs."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from octavo import machine
+from octavo.core.dtypes import BYTES_PER_VALUE, DTYPE_ALIASES
+from octavo.core.errors import ConfigError
+from octavo.core.model_spec import KVFormat
+from octavo.ops.array import Array
+from octavo.ops.backend import WeightPlan, WeightRequest
+from octavo.ops.batch import BatchContext, HostBatch, KVLayer
+from octavo.ops.native import (  # noqa: F401  (importing registers the implementations)
+    _native,
+    ops,
+    sampling,
+)
+from octavo.ops.native.array import NativeArray
+from octavo.ops.native.batch import NativeKVLayer
+from octavo.ops.native.recorder import Recorded
+from octavo.ops.native.runtime import Runtime
+from octavo.ops.native.weights import NativeWeightPlan
+from octavo.ops.op import Choice, Op, Target, choose_all
+
+F = TypeVar("F", bound=Callable[..., object])
+logger = logging.getLogger("octavo")
+
+_TARGET = Target("cpu", "float32")
+"""Activations are float32, whatever the weights are."""
+
+_KV_FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "fp8": 3}  # KVFormat in csrc/formats.h
+
+
+class NativeBackend:
+    """Tapes of C++ kernels on a pool of threads of its own.
+
+    threads: that compute; None is all CPUs that this process may use. Raises ConfigError for more
+    than there are.
+    """
+
+    name = "native"
+    device = "cpu"
+
+    def __init__(self, *, threads: int | None = None) -> None:
+        usable = machine.usable_cpus()
+        if threads is not None and threads > usable:
+            raise ConfigError(
+                f"--threads {threads} is more than the {usable} CPUs that this process may use "
+                "(affinity, containers' limits); threads that share a CPU wait for each other. "
+                f"Use {usable} or less"
+            )
+        self.runtime = Runtime(threads or usable)
+
+    def describe(self) -> str:
+        isa = [name for name, problem in ops.ISAS.items() if not problem][-1]
+        return f"native kernels, {isa}, {self.runtime.pool.threads} threads, {platform.machine()}"
+
+    def resolve_dtype(self, asked: str, checkpoint_dtype: str) -> tuple[str, str]:
+        asked = DTYPE_ALIASES.get(asked, asked)
+        if asked == "auto":
+            return "stored", "as the checkpoint has them"
+        if asked not in BYTES_PER_VALUE:
+            allowed = ", ".join(("auto", *BYTES_PER_VALUE, *DTYPE_ALIASES))
+            raise ConfigError(f"--dtype {asked!r} is unknown; use one of: {allowed}")
+        reason = "set by --dtype"
+        if asked == "float16" and checkpoint_dtype == "bfloat16":
+            reason += "; the checkpoint is bfloat16 and may overflow in float16"
+            logger.warning("dtype float16 was %s", reason)
+        return asked, reason
+
+    def choose(self, dtype: str, asked: Mapping[str, str]) -> tuple[Choice, ...]:
+        """dtype: of the weights; activations are float32."""
+        choices = choose_all(self.name, _TARGET, asked, lambda _: _TARGET)
+        self.runtime.use({choice.op: choice.implementation.name for choice in choices})
+        return choices
+
+    def free_memory_bytes(self) -> int:
+        return machine.free_memory_bytes()
+
+    def plan_weights(
+        self,
+        requests: Sequence[WeightRequest],
+        *,
+        dtype: str,
+        quantization: str | None = None,
+        source: str | None = None,
+    ) -> NativeWeightPlan:
+        return NativeWeightPlan(self.runtime, requests, dtype, quantization, source)
+
+    def from_host(self, array: np.ndarray) -> NativeArray:
+        """Shares the memory of a contiguous array."""
+        dtype = np.int64 if np.issubdtype(array.dtype, np.integer) else np.float32
+        return NativeArray.of(self.runtime, np.ascontiguousarray(array, dtype))
+
+    def to_host(self, array: Array) -> np.ndarray:
+        return np.array(cast(NativeArray, array).values)
+
+    def resolve_kv_dtype(self, asked: str, dtype: str, weights: WeightPlan) -> tuple[str, str]:
+        if asked == "auto":
+            if set(weights.formats) == {"float32"}:
+                return "float32", "the weights'"
+            return "bfloat16", "half the memory and time of float32, for weights of fewer bits"
+        if asked not in _KV_FORMATS:
+            allowed = ", ".join(("auto", *_KV_FORMATS))
+            raise ConfigError(
+                f"--kv-cache-dtype {asked}: the native backend lacks it; use one of: {allowed}"
+            )
+        return asked, "set by --kv-cache-dtype"
+
+    def kv_block_bytes(
+        self, block_size: int, layers: Sequence[tuple[int, int]], kv_format: KVFormat
+    ) -> int:
+        number = _KV_FORMATS[kv_format.dtype]
+        return sum(_native.kv_block_bytes(number, block_size, *heads) for heads in layers)
+
+    def allocate_kv(
+        self,
+        num_blocks: int,
+        block_size: int,
+        layers: Sequence[tuple[int, int]],
+        kv_format: KVFormat,
+    ) -> tuple[KVLayer, ...]:
+        number = _KV_FORMATS[kv_format.dtype]
+        needed = num_blocks * self.kv_block_bytes(block_size, layers, kv_format)
+        free = self.free_memory_bytes()
+        if needed > free:
+            raise ConfigError(
+                f"the KV cache of {num_blocks} blocks needs {needed / 2**30:.2f} GiB, but only"
+                f" {free / 2**30:.2f} GiB are free; lower --kv-cache-memory-bytes"
+            )
+        return tuple(
+            NativeKVLayer(_native.KVCache(number, num_blocks, block_size, heads, size))
+            for heads, size in layers
+        )
+
+    def batch_context(self, host: HostBatch, kv_layers: tuple[KVLayer, ...]) -> BatchContext:
+        def array(values: np.ndarray) -> NativeArray:
+            return NativeArray.of(self.runtime, values)
+
+        host = host._replace(block_tables=np.ascontiguousarray(host.block_tables))
+        return BatchContext(
+            host=host,
+            token_ids=array(host.token_ids),
+            positions=array(host.positions),
+            kv_slots=array(host.kv_slots),
+            query_starts=array(host.query_starts),
+            context_lens=array(host.context_lens),
+            block_tables=array(host.block_tables),
+            kv_layers=kv_layers,
+        )
+
+    def compile(self, function: F) -> F:
+        """A recorded tape; an op by itself is one already."""
+        if isinstance(function, Op | ops.TapeOp):
+            return function
+        return cast(F, Recorded(self.runtime, cast(Callable[..., Any], function)))

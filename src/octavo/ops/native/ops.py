@@ -1,0 +1,211 @@
+"""The op set on tapes: each op, given places of a tape, appends itself and returns the place of
+its result. Given arrays in memory it is recorded and replayed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from octavo import ops
+from octavo.core.errors import InvariantError
+from octavo.ops.batch import BatchContext
+from octavo.ops.native import _native
+from octavo.ops.native.array import NativeArray, Place
+from octavo.ops.native.batch import NativeKVLayer
+from octavo.ops.native.recorder import Recorder, Recording
+from octavo.ops.native.weights import PackedWeight, pack_rows
+from octavo.ops.op import Op, Target, implements
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ISAS: dict[str, str] = dict(_native.isas())
+"""Built instruction sets, the most general first, and why one can't run here ("" if it can)."""
+
+NO_KERNEL = ("portable",)
+"""Of ops that only move data or say where it is."""
+
+
+def _unsupported(isa: str) -> Callable[[Target], str | None]:
+    def why_not(target: Target) -> str | None:
+        if target != Target("cpu", "float32"):
+            return "only for float32 activations on CPUs"
+        return ISAS[isa] or None
+
+    return why_not
+
+
+class TapeOp:
+    """An implementation: on places of a tape it records `function`, on arrays in memory it records
+    and replays it at once.
+
+    flowing: the parameters that are arrays of a step; the others are constants of a recording.
+    """
+
+    def __init__(self, op: Op[..., Any], function: Callable[..., Any], flowing: tuple[str, ...]):
+        self.__signature__ = op.signature
+        self._function = function
+        self._flowing = flowing
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = self.__signature__.bind(*args, **kwargs).arguments
+        flowing = [name for name in self._flowing if name in given]
+        arrays = [given[name] for name in flowing]
+        first = next((a for a in arrays if isinstance(a, NativeArray)), None)
+        if first is None or first.place is not None:
+            return self._function(*args, **kwargs)
+
+        def of_flowing(*values: Any) -> Any:
+            return self._function(**{**given, **dict(zip(flowing, values, strict=True))})
+
+        return Recording(first.runtime, of_flowing, arrays).replay(arrays)
+
+
+def native(
+    op: Op[..., Any],
+    *flowing: str,
+    array_type: type = NativeArray,
+    isas: Iterable[str] = ISAS,
+) -> Callable[[F], F]:
+    """Register an implementation for each of `isas`."""
+
+    def register(function: F) -> F:
+        implementation = TapeOp(op, function, flowing)
+        for rank, isa in enumerate(isas):
+            implements(
+                op,
+                backend="native",
+                array_type=array_type,
+                name=isa,
+                unsupported=_unsupported(isa),
+                rank=rank,
+            )(implementation)
+        return function
+
+    return register
+
+
+def _recorder(array: NativeArray) -> Recorder:
+    if array.place is None:
+        raise InvariantError("an op on a tape was given an array in memory")
+    return array.place.recorder
+
+
+def _matrix(weight: PackedWeight | NativeArray, recorder: Recorder) -> _native.PackedMatrix:
+    """A weight's panels; those of an array in memory are made here, for ops by themselves."""
+    packed = pack_rows(weight.values) if isinstance(weight, NativeArray) else weight
+    recorder.kept.append(packed)
+    return packed.matrix
+
+
+@native(ops.embedding, "token_ids", array_type=PackedWeight)
+def embedding(table: PackedWeight, token_ids: NativeArray) -> NativeArray:
+    recorder = _recorder(token_ids)
+    ref = recorder.tape.embedding(_matrix(table, recorder), token_ids.ref)
+    return recorder.at(ref, table.shape[1:])
+
+
+@native(ops.embedding, "token_ids")
+def array_embedding(table: NativeArray, token_ids: NativeArray) -> NativeArray:
+    recorder = _recorder(token_ids)
+    ref = recorder.tape.embedding(_matrix(table, recorder), token_ids.ref)
+    return recorder.at(ref, table.shape[1:])
+
+
+@native(ops.linear, "x")
+def linear(
+    x: NativeArray, weight: PackedWeight | NativeArray, bias: NativeArray | None = None
+) -> NativeArray:
+    recorder = _recorder(x)
+    vector = None if bias is None else recorder.keep(bias.values)
+    ref = recorder.tape.linear(_matrix(weight, recorder), x.ref, vector)
+    return recorder.at(ref, weight.shape[:1])
+
+
+@native(ops.rms_norm, "x")
+def rms_norm(x: NativeArray, weight: NativeArray, eps: float) -> NativeArray:
+    recorder, size = _recorder(x), x.shape[-1]
+    heads = x.columns // size
+    ref = recorder.tape.rms_norm(x.ref, heads, size, recorder.keep(weight.values), eps)
+    return recorder.at(ref, x.shape[1:])
+
+
+@native(ops.rotary, "x", "positions")
+def rotary(x: NativeArray, table: NativeArray, positions: NativeArray) -> NativeArray:
+    recorder = _recorder(x)
+    _, heads, size = x.shape
+    ref = recorder.tape.rotary(x.ref, heads, size, recorder.keep(table.values), positions.ref)
+    return recorder.at(ref, x.shape[1:])
+
+
+@native(ops.silu_mul, "x")
+def silu_mul(x: NativeArray) -> NativeArray:
+    size = x.columns // 2
+    return _recorder(x).at(_recorder(x).tape.silu_mul(x.ref, size), (size,))
+
+
+@native(ops.gelu_tanh_mul, "x")
+def gelu_tanh_mul(x: NativeArray) -> NativeArray:
+    size = x.columns // 2
+    return _recorder(x).at(_recorder(x).tape.gelu_tanh_mul(x.ref, size), (size,))
+
+
+@native(ops.add, "x", "y")
+def add(x: NativeArray, y: NativeArray) -> NativeArray:
+    return _recorder(x).at(_recorder(x).tape.add(x.ref, y.ref, x.columns), x.shape[1:])
+
+
+@native(ops.scale, "x")
+def scale(x: NativeArray, factor: float) -> NativeArray:
+    return _recorder(x).at(_recorder(x).tape.scale(x.ref, x.columns, factor), x.shape[1:])
+
+
+@native(ops.take_rows, "x", "rows", isas=NO_KERNEL)
+def take_rows(x: NativeArray, rows: NativeArray) -> NativeArray:
+    ref = _recorder(x).tape.take_rows(x.ref, x.columns, rows.ref)
+    return _recorder(x).at(ref, x.shape[1:])
+
+
+@native(ops.split_columns, "x", isas=NO_KERNEL)
+def split_columns(x: NativeArray, sizes: Sequence[int]) -> tuple[NativeArray, ...]:
+    recorder = _recorder(x)
+    buffer, column = x.ref
+    ends = np.cumsum(sizes).tolist()
+    return tuple(
+        NativeArray(
+            x.runtime, (x.shape[0], size), place=Place(recorder, buffer, column + end - size)
+        )
+        for size, end in zip(sizes, ends, strict=True)
+    )
+
+
+@native(ops.write_kv, "keys", "values", "ctx")
+def write_kv(
+    keys: NativeArray, values: NativeArray, cache: NativeKVLayer, ctx: BatchContext
+) -> None:
+    recorder = _recorder(keys)
+    recorder.kept.append(cache)
+    recorder.tape.write_kv(keys.ref, values.ref, cache.memory)
+
+
+@native(ops.paged_attention, "queries", "ctx")
+def paged_attention(
+    queries: NativeArray,
+    cache: NativeKVLayer,
+    ctx: BatchContext,
+    *,
+    softmax_scale: float,
+    window: int | None,
+) -> NativeArray:
+    recorder = _recorder(queries)
+    recorder.kept.append(cache)
+    _, heads, _ = queries.shape
+    ref = recorder.tape.attention(queries.ref, cache.memory, heads, softmax_scale, window or 0, 0.0)
+    return recorder.at(ref, queries.shape[1:])
+
+
+@native(ops.copy_blocks, array_type=NativeKVLayer, isas=NO_KERNEL)
+def copy_blocks(cache: NativeKVLayer, pairs: Sequence[tuple[int, int]]) -> None:
+    cache.memory.copy_blocks(list(pairs))

@@ -1,0 +1,182 @@
+"""What a case of an op needs: one implementation, its inputs, and how its results are compared."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from octavo.core.model_spec import KVFormat
+from octavo.ops import paged_attention
+from octavo.ops.backend import Backend
+from octavo.ops.batch import KVLayer
+from octavo.ops.native.weights import Format, pack_rows
+from support.forward import fill, host_batch
+from support.panels import unpack
+
+KV_DTYPES = ("float32", "bfloat16", "int8", "fp8")
+WEIGHT_FORMATS = {
+    "f32": Format("f32"),
+    "bf16": Format("bf16"),
+    "f16": Format("f16"),
+    "q8": Format("q8"),
+    "q4": Format("q4"),
+    "q4 with minimum": Format("q4", has_min=True),
+}
+
+
+@dataclass
+class Bench:
+    """One implementation of one op, with inputs and comparisons.
+
+    kv_dtype: of caches. weight_format: of matrices, of WEIGHT_FORMATS; None takes plain arrays.
+    """
+
+    backend: Backend
+    op: Callable[..., Any]
+    kv_dtype: str = "float32"
+    weight_format: str | None = None
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def normal(self, *shape: int) -> np.ndarray:
+        return self.rng.normal(size=shape).astype(np.float32)
+
+    def put(self, array: np.ndarray) -> Any:
+        return self.backend.from_host(array.copy())
+
+    def matrix(self, values: np.ndarray) -> tuple[Any, np.ndarray]:
+        """A weight, and the values that its format made of these."""
+        if self.weight_format is None:
+            return self.put(values), values
+        packed = pack_rows(values, WEIGHT_FORMATS[self.weight_format])
+        return packed, unpack(packed)
+
+    def activations(self, x: np.ndarray) -> np.ndarray:
+        """What products with this format of weights make of theirs, float64."""
+        is_integer = (self.weight_format or "").startswith("q")
+        return in_8_bits(x) if is_integer else x.astype(np.float64)
+
+    def cache(self, keys: np.ndarray, values: np.ndarray) -> KVLayer:
+        """A layer's cache with these contents, (N, B, G, E) each."""
+        num_blocks, block_size, *heads = keys.shape
+        kv_format = KVFormat(self.kv_dtype)
+        (layer,) = self.backend.allocate_kv(num_blocks, block_size, [tuple(heads)], kv_format)
+        fill(self.backend, layer, keys, values)
+        return layer
+
+    def kept(self, vectors: np.ndarray) -> np.ndarray:
+        """What the cache's format makes of keys or values (..., E), float32."""
+        return KEPT[self.kv_dtype](vectors)
+
+    def holds(self, cache: KVLayer, keys: np.ndarray, values: np.ndarray) -> None:
+        """The cache has these contents, seen by what attention makes of every token before it, and
+        of each token alone: how they are laid out is the backend's own affair.
+        """
+        num_blocks, block_size, *heads = keys.shape
+        num_tokens = num_blocks * block_size
+        host = host_batch([([0] * num_tokens, range(num_blocks), 0, num_tokens)], block_size)
+        context = self.backend.batch_context(host, (cache,))
+        queries = self.normal(num_tokens, *heads)
+        k, v = (self.kept(array).reshape(num_tokens, *heads) for array in (keys, values))
+        for window, tolerance in ((None, 1e-5), (1, 0)):
+            actual = self.backend.compile(paged_attention)(
+                self.put(queries), cache, context, softmax_scale=1.0, window=window
+            )
+            expected = attention_by_formula(queries, k, v, scale=1.0, window=window)
+            self.close(actual, expected, tolerance * max(1.0, float(np.abs(v).max())))
+
+    def close(self, actual: Any, expected: np.ndarray, tolerance: float = 1e-5) -> None:
+        actual = actual if isinstance(actual, np.ndarray) else self.backend.to_host(actual)
+        assert actual.shape == expected.shape
+        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def attention_by_formula(
+    queries: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    *,
+    scale: float,
+    window: int | None,
+) -> np.ndarray:
+    """Of a sequence's last tokens: queries (T, H, E), keys and values (L, G, E), in float64."""
+    count, heads, size = queries.shape
+    length, kv_heads, _ = keys.shape
+    q = queries.reshape(count, kv_heads, -1, size).transpose(1, 2, 0, 3)
+    q, k, v = (  # contiguous: matmul is many times slower otherwise
+        np.array(array, np.float64, order="C")
+        for array in (q, keys.transpose(1, 2, 0)[:, None], values.transpose(1, 0, 2)[:, None])
+    )
+    weights = scale * (q @ k)  # kv head, query head of it, query, token
+    position, token = np.arange(length - count, length)[:, None], np.arange(length)
+    weights[..., (token > position) | (token <= position - (window or length))] = -np.inf
+    weights -= weights.max(-1, keepdims=True)
+    np.exp(weights, out=weights)
+    weights /= weights.sum(-1, keepdims=True)
+    outputs: np.ndarray = (weights @ v).transpose(2, 0, 1, 3)
+    return outputs.reshape(count, heads, size)
+
+
+def in_8_bits(x: np.ndarray) -> np.ndarray:
+    """Rows in groups of 32 int8 values with a scale each, as QuantizedRows of csrc/formats.h says,
+    float64.
+    """
+    rows, size = x.shape
+    padded = np.zeros((rows, -(-size // 32) * 32), np.float32)
+    padded[:, :size] = x
+    q, scales = _quantized(padded.reshape(rows, -1, 32))
+    wide: np.ndarray = q.astype(np.float64) * scales
+    return wide.reshape(rows, -1)[:, :size]
+
+
+def _quantized(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Integers in -127..127, and the scale of each vector, rounded as float32 arithmetic does."""
+    largest = np.abs(vectors).max(-1, keepdims=True).astype(np.float32)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0))
+    return np.rint(vectors.astype(np.float32) * inverse), largest / np.float32(127)
+
+
+def _kept_in_int8(vectors: np.ndarray) -> np.ndarray:
+    q, scales = _quantized(vectors)
+    kept: np.ndarray = q * scales
+    return kept
+
+
+def _kept_in_fp8(vectors: np.ndarray) -> np.ndarray:
+    rounded = np.clip(vectors, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+    return rounded.astype(np.float32)
+
+
+KEPT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "float32": lambda vectors: vectors,
+    "bfloat16": lambda vectors: vectors.astype(ml_dtypes.bfloat16).astype(np.float32),
+    "int8": _kept_in_int8,
+    "fp8": _kept_in_fp8,
+}
+
+Case = Callable[[Bench], None]
+CASES: dict[str, dict[str, Case]] = {}
+"""Op name → case name → case."""
+
+
+def cases(op: str, **choices: list[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """One case for each combination of `choices`."""
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        for values in itertools.product(*choices.values()):
+            arguments = dict(zip(choices, values, strict=True))
+            label = ", ".join(f"{k}={v}" for k, v in arguments.items())
+            named = CASES.setdefault(op, {})
+
+            def run(bench: Bench, arguments: dict[str, Any] = arguments) -> None:
+                function(bench, **arguments)
+
+            named[f"{function.__name__} {label}".strip()] = run
+        return function
+
+    return add

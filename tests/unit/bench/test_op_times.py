@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from octavo import assembly
+from octavo.bench.op_case import OpCase
+from octavo.bench.op_cases import KV_FORMATS, WEIGHT_FORMATS, op_cases
+from octavo.bench.op_times import measure_ops
+from octavo.config import Config
+from octavo.core.errors import ConfigError
+from octavo.models.causal_lm import CausalLM
+from octavo.ops.native.ops import ISAS
+
+
+@pytest.fixture
+def model(tiny: str) -> CausalLM:
+    return assembly.unloaded_model(assembly.open_model(Config.from_flat({"model": tiny}).model))
+
+
+def only(cases: list[OpCase], **wanted: object) -> OpCase:
+    (found,) = [c for c in cases if all(getattr(c, k) == v for k, v in wanted.items())]
+    return found
+
+
+def test_cases_have_the_models_shapes(model: CausalLM) -> None:
+    cases = list(op_cases(model, [1, 16], context=40))
+    shapes = {(case.shape, case.detail) for case in cases if case.op == "linear"}
+    # hidden size 64, 4 heads and 2 key/value heads of 16, inner size 96, 320 tokens
+    assert shapes == {
+        ("128x64", "q+k+v"),
+        ("64x64", "o"),
+        ("192x64", "gate+up"),
+        ("64x96", "down"),
+        ("320x64", "lm_head"),
+    }
+    num_linear = sum(case.op == "linear" for case in cases)
+    assert num_linear == 5 * len(WEIGHT_FORMATS) * 2
+    attention = [case for case in cases if case.op == "paged_attention"]
+    assert {case.shape for case in attention} == {"4/2x16"}
+    assert len(attention) == len(KV_FORMATS) * 3  # decode for 1 and 16 rows, prefill of 16
+
+
+def test_bytes_and_operations_of_a_case(model: CausalLM) -> None:
+    cases = list(op_cases(model, [1, 16], context=40))
+    product = only(cases, op="linear", shape="192x64", format="int8", rows=16)
+    assert product.num_bytes == 192 * 64 * 34 / 32  # a half-precision scale for each 32
+    assert product.operations == 2 * 16 * 192 * 64
+    assert product.arithmetic == "int8"
+    floats = only(cases, op="linear", shape="192x64", format="bfloat16", rows=1)
+    assert floats.num_bytes == 192 * 64 * 2
+    assert floats.arithmetic == "float"
+    decode = only(cases, op="paged_attention", detail="decode at 40", format="bfloat16", rows=16)
+    assert decode.num_bytes == 16 * 40 * 2 * 2 * 16 * 2
+    assert decode.operations == 16 * 40 * 4 * 4 * 16
+    prefill = only(cases, op="paged_attention", detail="prefill", format="float32")
+    assert prefill.operations == 4 * 4 * 16 * (16 * 17 // 2)
+
+
+@pytest.mark.usefixtures("quick_limits")
+def test_every_case_runs_on_every_instruction_set(model: CausalLM) -> None:
+    cases = list(op_cases(model, [1, 16], context=40))
+    limits, times = measure_ops(model, threads=1, wanted=(), rows=[1, 16], context=40, rounds=2)
+    isas = [name for name, problem in ISAS.items() if not problem]
+    assert len(times) == len(cases) * len(isas)
+    assert [one.implementation for one in times[: len(isas)]] == isas
+    for one in times:
+        assert 0 < one.best_us <= one.median_us
+        assert (one.share is None) == (one.op not in ("linear", "paged_attention"))
+    for one in (one for one in times if one.op == "linear"):
+        peaks = limits.float_operations_per_second
+        if one.format.startswith("int"):
+            peaks = limits.int8_operations_per_second
+        memory = one.bytes_per_second / limits.read_bytes_per_second
+        compute = one.operations_per_second / peaks[one.implementation]
+        assert one.share == pytest.approx(max(memory, compute))
+        assert one.bound == ("memory" if memory >= compute else "compute")
+
+
+@pytest.mark.usefixtures("quick_limits")
+def test_only_the_ops_asked_for(model: CausalLM) -> None:
+    _, times = measure_ops(
+        model, threads=1, wanted=["add", "sample"], rows=[1], context=1, rounds=1
+    )
+    assert {one.op for one in times} == {"add", "sample"}
+    with pytest.raises(ConfigError, match=r"--op lineer: there is no benchmark of it; use linear,"):
+        measure_ops(model, threads=1, wanted=["lineer"], rows=[1], context=1, rounds=1)
