@@ -8,7 +8,8 @@
 namespace octavo {
 namespace {
 
-// A unit that takes more than this share of a thread's part of the work is split.
+// Units that each thread should find at least: one that is longer than its share is split, if it
+// has several chunks.
 constexpr int64_t kUnitsPerThread = 4;
 
 // A unit of few rows takes the time of reading the cache, which is that of about so many rows.
@@ -20,27 +21,36 @@ int64_t attention_scratch_bytes(int64_t block_size, int64_t head_dim, int64_t he
   return AttentionScratch(block_size, head_dim, heads_per_kv).bytes;
 }
 
+int64_t AttentionPlan::rows(int32_t first, int32_t last) const {
+  return (last - first) * (kind_.heads / kind_.kv_heads);
+}
+
 // Floats between the results of two chunks.
-int64_t AttentionPlan::part_stride(const Tile& tile) const {
-  return (tile.last - tile.first) * (kind_.heads / kind_.kv_heads) * part_floats(kind_.head_dim);
+int64_t AttentionPlan::part_stride(int32_t first, int32_t last) const {
+  return rows(first, last) * part_floats(kind_.head_dim);
 }
 
 void AttentionPlan::cut_into_tiles(const Batch& batch) {
-  const int64_t sharing = kind_.heads / kind_.kv_heads, tile_tokens = unit_tokens(sharing);
+  const int64_t tile_tokens = unit_tokens(kind_.heads / kind_.kv_heads);
   const int64_t chunk = attention_chunk(kind_.block_size);
   tiles_.clear();
   for (int64_t s = 0; s < batch.sequences; ++s) {
-    const int64_t stop = batch.query_starts[s + 1];
-    const int64_t offset = batch.context_lens[s] - stop;   // position of row 0, were it here
-    for (int64_t first = batch.query_starts[s]; first < stop; first += tile_tokens) {
-      const int64_t last = std::min(first + tile_tokens, stop);
+    const int32_t stop = batch.query_starts[s + 1];
+    const int64_t offset = batch.context_lens[s] - stop;   // position less index of its tokens
+    for (int32_t first = batch.query_starts[s]; first < stop;) {
+      const int32_t last = static_cast<int32_t>(std::min<int64_t>(first + tile_tokens, stop));
       const int64_t begin =
           kind_.window > 0 ? std::max<int64_t>(offset + first - kind_.window + 1, 0) : 0;
       const int64_t end = offset + last;
-      tiles_.push_back({static_cast<int32_t>(s), static_cast<int32_t>(first),
-                        static_cast<int32_t>(last), static_cast<int32_t>(begin / chunk),
-                        static_cast<int32_t>(ceil_div(end, chunk)), false,
-                        (end - begin) * ((last - first) * sharing + kReadingRows)});
+      QueryTile tile{};
+      tile.sequence = static_cast<int32_t>(s);
+      tile.first = first;
+      tile.last = last;
+      tile.chunk_first = static_cast<int32_t>(begin / chunk);
+      tile.chunk_last = static_cast<int32_t>(ceil_div(end, chunk));
+      tile.cost = (end - begin) * (rows(first, last) + kReadingRows);
+      tiles_.push_back(tile);
+      first = last;
     }
   }
 }
@@ -48,18 +58,17 @@ void AttentionPlan::cut_into_tiles(const Batch& batch) {
 void AttentionPlan::build(const Batch& batch, int threads) {
   cut_into_tiles(batch);
   int64_t total = 0;
-  for (const Tile& tile : tiles_) total += tile.cost * kind_.kv_heads;
+  for (const QueryTile& tile : tiles_) total += tile.cost * kind_.kv_heads;
   const int64_t longest = total / (threads * kUnitsPerThread);
   int64_t part_size = 0;
-  for (Tile& tile : tiles_) {
+  for (QueryTile& tile : tiles_) {
     const int64_t chunks = tile.chunk_last - tile.chunk_first;
     tile.is_split = threads > 1 && chunks > 1 && tile.cost > longest;
     if (!tile.is_split) continue;
     tile.cost = ceil_div(tile.cost, chunks);
-    part_size += part_stride(tile) * chunks * kind_.kv_heads;
+    part_size += part_stride(tile.first, tile.last) * chunks * kind_.kv_heads;
   }
-  // Ties in the batch's order, so that a plan depends on nothing else.
-  std::sort(tiles_.begin(), tiles_.end(), [](const Tile& a, const Tile& b) {
+  std::sort(tiles_.begin(), tiles_.end(), [](const QueryTile& a, const QueryTile& b) {
     return a.cost != b.cost ? a.cost > b.cost : a.first < b.first;
   });
   if (static_cast<int64_t>(parts_.size()) < part_size) {
@@ -70,23 +79,28 @@ void AttentionPlan::build(const Batch& batch, int threads) {
   units_.clear();
   splits_.clear();
   float* part = parts_.data();
-  for (const Tile& tile : tiles_) {
+  for (const QueryTile& tile : tiles_) {
     for (int32_t g = 0; g < kind_.kv_heads; ++g) {
-      AttentionUnit unit{tile.sequence,   g,      tile.first, tile.last, tile.chunk_first,
-                         tile.chunk_last, nullptr};
+      AttentionUnit unit{};
+      unit.sequence = tile.sequence;
+      unit.kv_head = g;
+      unit.first = tile.first;
+      unit.last = tile.last;
+      unit.chunk_first = tile.chunk_first;
+      unit.chunk_last = tile.chunk_last;
       if (!tile.is_split) {
         units_.push_back({unit, -1});
         continue;
       }
-      unit.partial = part;
       const int32_t count = tile.chunk_last - tile.chunk_first;
+      unit.partial = part;
       splits_.push_back({unit, count, count});
       for (int32_t chunk = tile.chunk_first; chunk < tile.chunk_last; ++chunk) {
         unit.chunk_first = chunk;
         unit.chunk_last = chunk + 1;
         unit.partial = part;
         units_.push_back({unit, static_cast<int32_t>(splits_.size()) - 1});
-        part += part_stride(tile);
+        part += part_stride(tile.first, tile.last);
       }
     }
   }
@@ -100,8 +114,8 @@ void AttentionPlan::run(int64_t index, const Kernels& kernels, const AttentionAr
   Split& split = splits_[unit.split];
   std::atomic_ref<int32_t> unfinished(split.unfinished);
   if (unfinished.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-  const int64_t rows = (split.first.last - split.first.first) * (kind_.heads / kind_.kv_heads);
-  kernels.attend_merge(args, split.first, split.count, rows * part_floats(kind_.head_dim));
+  kernels.attend_merge(args, split.whole, split.count,
+                       part_stride(split.whole.first, split.whole.last));
   unfinished.store(split.count, std::memory_order_relaxed);   // for the next layer
 }
 

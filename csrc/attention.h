@@ -45,8 +45,8 @@ class AttentionPlan {
   AttentionWork work(const AttentionArgs& args, const Batch& batch) const;
 
  private:
-  // Query tokens of a sequence that form a unit (or several) for each kv head.
-  struct Tile {
+  // Query tokens [first, last) of the step that form a unit (or several) for each kv head.
+  struct QueryTile {
     int32_t sequence;
     int32_t first, last;
     int32_t chunk_first, chunk_last;
@@ -54,11 +54,11 @@ class AttentionPlan {
     int64_t cost;   // of one unit
   };
 
-  // The chunks of a split unit, whose results lie one after another.
+  // What the chunks of a split unit are merged into. `whole.partial`: the first chunk's results.
   struct Split {
-    AttentionUnit first;
+    AttentionUnit whole;
     int32_t count;
-    int32_t unfinished;
+    int32_t unfinished;   // counted down by the threads
   };
 
   struct Unit {
@@ -67,10 +67,11 @@ class AttentionPlan {
   };
 
   void cut_into_tiles(const Batch& batch);
-  int64_t part_stride(const Tile& tile) const;
+  int64_t rows(int32_t first, int32_t last) const;
+  int64_t part_stride(int32_t first, int32_t last) const;
 
   AttentionKind kind_;
-  std::vector<Tile> tiles_;
+  std::vector<QueryTile> tiles_;
   std::vector<Split> splits_;
   std::vector<Unit> units_;
   std::vector<float> parts_;

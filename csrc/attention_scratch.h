@@ -25,13 +25,13 @@ constexpr int64_t part_floats(int64_t head_dim) { return round_up(head_dim, kLan
 
 // Up to 16 neighbouring tokens of a head in the cache (fewer where a block ends).
 struct TokenGroup {
-  const uint8_t* k;         // [E][16]
-  const uint8_t* v;         // [panels][16][16]
-  const uint8_t* after_k;   // what to fetch into the caches while k and v are used
+  const uint8_t* k;  // [E][16]
+  const uint8_t* v;  // [panels][16][16]
+  const uint8_t* after_k;  // what to fetch into the caches while k and v are used
   const uint8_t* after_v;
-  const float* k_scales;    // int8 only
+  const float* k_scales;  // int8 only
   const float* v_scales;
-  int64_t token;            // the first one, counted from the chunk's first
+  int64_t token;  // the first one, counted from the chunk's first
   int64_t count;
 };
 
@@ -42,11 +42,11 @@ constexpr int64_t groups_of_chunk(int64_t block_size) {
 
 // Byte offsets of what lies in a thread's scratch.
 struct AttentionScratch {
-  int64_t queries;   // float [rows][E]
-  int64_t groups;    // TokenGroup [groups of a chunk]
-  int64_t scores;    // float [groups of a chunk][rows of the tile][16]
-  int64_t part;      // float [kTileRows][part_floats]: of the chunk at hand
-  int64_t state;     // float [rows][part_floats]: of the chunks so far
+  int64_t queries;  // float [rows][E]
+  int64_t groups;  // TokenGroup [groups of a chunk]
+  int64_t scores;  // float [groups of a chunk][rows of the tile][16]
+  int64_t part;  // float [kTileRows][part_floats]: of the chunk at hand
+  int64_t state;  // float [rows][part_floats]: of the chunks so far
   int64_t bytes = 0;
 
   AttentionScratch(int64_t block_size, int64_t head_dim, int64_t heads_per_kv) {

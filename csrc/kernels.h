@@ -57,13 +57,13 @@ struct AttentionArgs {
 
 // One unit of attention: query tokens [first, last) of sequence s, kv head g, against the cached
 // tokens of context chunks [chunk_first, chunk_last) (chunks at absolute multiples of
-// attention_chunk(B) tokens). With `partial` null the rows of y are written; else the unit's
-// (maximum, sum, output) triples go there, to be merged by attend_merge in rising order.
+// attention_chunk(B) tokens). With `partial` null the rows of y are written; else the unit is one
+// chunk, and its results go there, to be merged by attend_merge.
 struct AttentionUnit {
   int32_t sequence, kv_head;
   int32_t first, last;  // query rows of the step, [query_starts[s], query_starts[s+1])
   int32_t chunk_first, chunk_last;
-  float* partial;  // rows (last - first) * H / G of 2 + E padded to 16 floats
+  float* partial;  // rows (last - first) * H / G of part_floats() (attention_scratch.h)
 };
 
 // What sampling one row asks for; ops/sampling.py has the definition.
@@ -100,7 +100,8 @@ struct Kernels {
                    int64_t t1);
   void (*attend)(const AttentionArgs& args, const Batch& batch, const AttentionUnit& unit,
                  void* scratch);
-  // Merge `count` partial results that lie `stride` floats apart, in order, into the rows of y.
+  // Merge the results of `count` chunks, `stride` floats apart from unit.partial on, in that order
+  // into the rows of y.
   void (*attend_merge)(const AttentionArgs& args, const AttentionUnit& unit, int64_t count,
                        int64_t stride);
 

@@ -6,7 +6,7 @@
 
 #include "bindings.h"
 #include "isa.h"
-#include "limits.h"
+#include "machine_limits.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

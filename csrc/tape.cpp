@@ -1,5 +1,7 @@
 #include "tape.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -10,10 +12,9 @@ namespace octavo {
 namespace {
 
 // What a chunk should take: far more than claiming it does (about 50 ns), far less than a step.
-constexpr double kChunkNs = 6000;
+constexpr double kChunkNs = 4000;
 constexpr int64_t kChunksPerThread = 6;
 // Rough costs, for cutting work into chunks only.
-constexpr double kNsPerRowValue = 0.15;
 constexpr double kBytesPerNs = 12;
 constexpr double kOperationsPerNs = 300;
 // Rows that are multiplied by the same panels before the next: their activations come from the
@@ -41,11 +42,19 @@ int64_t clamp_chunks(double ns, int64_t limit, int threads) {
 
 }  // namespace
 
+void advise_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  madvise(memory, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+#endif
+}
+
 std::shared_ptr<void> allocate_aligned(int64_t bytes) {
+  const int64_t page = bytes >= kHugePage ? kHugePage : 4096;
+  const int64_t size = round_up(std::max<int64_t>(bytes, 1), page);
   void* memory = nullptr;
-  if (posix_memalign(&memory, 4096,
-                     static_cast<size_t>(round_up(std::max<int64_t>(bytes, 1), 4096))))
+  if (posix_memalign(&memory, static_cast<size_t>(page), static_cast<size_t>(size)) != 0)
     throw std::bad_alloc();
+  if (page == kHugePage) advise_huge_pages(memory, size);
   return {memory, std::free};
 }
 
@@ -73,9 +82,10 @@ struct Tape::Op {
   int32_t write;                  // -1: the KV cache
   bool may_overwrite = false;     // element by element: the result may take reads[0]'s memory
 
-  // rows: computes rows [t0, t1). values: floats touched a row.
+  // rows: computes rows [t0, t1). row_ns: roughly what a row takes, its input often coming from
+  // another core's caches; for cutting work into chunks only.
   std::function<void(const Batch* batch, int64_t t0, int64_t t1)> compute{};
-  int64_t values = 0;
+  double row_ns = 0;
 
   // linear
   std::shared_ptr<const PackedMatrix> weight{};
@@ -147,7 +157,7 @@ Ref Tape::embedding(std::shared_ptr<const PackedMatrix> table, Ref ids) {
   const Symbol symbol = buffers_[ids.buffer].symbol;
   const Ref y = new_buffer(symbol, table->outputs == 0 ? 0 : table->inputs);
   Op& op = append("embedding", symbol, {ids.buffer}, y.buffer);
-  op.values = 4 * table->inputs;
+  op.row_ns = 2.0 * table->inputs;
   op.compute = [this, table, ids, y](const Batch*, int64_t t0, int64_t t1) {
     kernels_->embedding(*table, buffers_[ids.buffer].ints(), buffers_[y.buffer].rows(0), t0, t1);
   };
@@ -158,14 +168,14 @@ Ref Tape::embedding(std::shared_ptr<const PackedMatrix> table, Ref ids) {
 int32_t Tape::quantized(Ref x, int64_t size) {
   for (const Op& op : ops_)
     if (op.kind == Op::Kind::rows && std::strcmp(op.name, "quantize") == 0 &&
-        op.reads[0] == x.buffer && op.x.column == x.column && op.values == size)
+        op.reads[0] == x.buffer && op.x.column == x.column && buffers_[op.write].columns == size)
       return op.write;
   const Symbol symbol = buffers_[x.buffer].symbol;
   const int64_t stride = spread_stride(quantized_row_bytes(size));
   buffers_.push_back({Buffer::Kind::quantized, symbol, size, stride});
   const int32_t y = static_cast<int32_t>(buffers_.size()) - 1;
   Op& op = append("quantize", symbol, {x.buffer}, y);
-  op.values = size;
+  op.row_ns = 0.3 * size;
   op.x = x;
   op.compute = [this, x, y, size](const Batch*, int64_t t0, int64_t t1) {
     const QuantizedRows rows{buffers_[y].data, buffers_[y].stride, ceil_div(size, kGroup)};
@@ -191,7 +201,7 @@ Ref Tape::rms_norm(Ref x, int64_t heads, int64_t size, const float* weight, floa
   const Symbol symbol = buffers_[x.buffer].symbol;
   const Ref y = new_buffer(symbol, heads * size);
   Op& op = append("rms_norm", symbol, {x.buffer}, y.buffer);
-  op.values = 2 * heads * size;
+  op.row_ns = 0.3 * heads * size;
   op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
     kernels_->rms_norm(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1, heads,
                        size, weight, eps);
@@ -203,7 +213,7 @@ Ref Tape::rotary(Ref x, int64_t heads, int64_t size, const float* table, Ref pos
   const Symbol symbol = buffers_[x.buffer].symbol;
   const Ref y = new_buffer(symbol, heads * size);
   Op& op = append("rotary", symbol, {x.buffer, positions.buffer}, y.buffer);
-  op.values = 3 * heads * size;
+  op.row_ns = 0.15 * heads * size;
   op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
     kernels_->rotary(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1, heads,
                      size, table, buffers_[positions.buffer].ints());
@@ -215,7 +225,7 @@ Ref Tape::silu_mul(Ref x, int64_t size) {
   const Symbol symbol = buffers_[x.buffer].symbol;
   const Ref y = new_buffer(symbol, size);
   Op& op = append("silu_mul", symbol, {x.buffer}, y.buffer);
-  op.values = 8 * size;
+  op.row_ns = 0.7 * size;
   op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
     kernels_->silu_mul(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1, size);
   };
@@ -226,7 +236,7 @@ Ref Tape::gelu_tanh_mul(Ref x, int64_t size) {
   const Symbol symbol = buffers_[x.buffer].symbol;
   const Ref y = new_buffer(symbol, size);
   Op& op = append("gelu_tanh_mul", symbol, {x.buffer}, y.buffer);
-  op.values = 10 * size;
+  op.row_ns = 0.9 * size;
   op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
     kernels_->gelu_tanh_mul(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1,
                             size);
@@ -238,7 +248,7 @@ Ref Tape::add(Ref x, Ref z, int64_t size) {
   const Symbol symbol = buffers_[x.buffer].symbol;
   const Ref y = new_buffer(symbol, size);
   Op& op = append("add", symbol, {x.buffer, z.buffer}, y.buffer);
-  op.values = 3 * size;
+  op.row_ns = 0.3 * size;
   op.may_overwrite = x.column == 0;
   op.x = x;
   op.residual = z;
@@ -253,7 +263,7 @@ Ref Tape::scale(Ref x, int64_t size, float factor) {
   const Symbol symbol = buffers_[x.buffer].symbol;
   const Ref y = new_buffer(symbol, size);
   Op& op = append("scale", symbol, {x.buffer}, y.buffer);
-  op.values = 2 * size;
+  op.row_ns = 0.2 * size;
   op.may_overwrite = x.column == 0;
   op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
     kernels_->scale(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1, size,
@@ -266,7 +276,7 @@ Ref Tape::take_rows(Ref x, int64_t size, Ref rows) {
   const Symbol symbol = buffers_[rows.buffer].symbol;
   const Ref y = new_buffer(symbol, size);
   Op& op = append("take_rows", symbol, {x.buffer, rows.buffer}, y.buffer);
-  op.values = 2 * size;
+  op.row_ns = 0.2 * size;
   op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
     const Rows source = buffers_[x.buffer].rows(x.column), target = buffers_[y.buffer].rows(0);
     const int64_t* index = buffers_[rows.buffer].ints();
@@ -278,7 +288,7 @@ Ref Tape::take_rows(Ref x, int64_t size, Ref rows) {
 
 void Tape::write_kv(Ref k, Ref v, const KVCache& cache) {
   Op& op = append("write_kv", buffers_[k.buffer].symbol, {k.buffer, v.buffer}, -1);
-  op.values = 8 * cache.heads * cache.head_dim;
+  op.row_ns = 4.0 * cache.heads * cache.head_dim;
   op.compute = [=, this](const Batch* batch, int64_t t0, int64_t t1) {
     kernels_->write_kv(cache, buffers_[k.buffer].rows(k.column), buffers_[v.buffer].rows(v.column),
                        batch->kv_slots, t0, t1);
@@ -534,9 +544,9 @@ class Tape::Replay final : public Program {
     if (region.count == 0) return;
     switch (region.kind) {
       case Op::Kind::rows: {
-        int64_t values = 0;
-        for (int32_t i = region.first; i < region.last; ++i) values += tape_.ops_[i].values;
-        region.chunks = clamp_chunks(region.count * values * kNsPerRowValue, region.count, threads);
+        double row_ns = 0;
+        for (int32_t i = region.first; i < region.last; ++i) row_ns += tape_.ops_[i].row_ns;
+        region.chunks = clamp_chunks(region.count * row_ns, region.count, threads);
         break;
       }
       case Op::Kind::linear: prepare_linear(region, op, threads); break;

@@ -1,11 +1,12 @@
 // Attention over the paged cache, and writing into it.
 //
 // A unit's rows are (query token, query head of the group) pairs, cut into tiles of up to 6 rows.
-// For each chunk of the context and each tile: scores = rows x keys (tokens in lanes, so there are no
-// horizontal sums), maximum and exponentials row by row, output = probabilities x values (dimensions
-// in lanes); then the chunk's (output, maximum, sum) is merged into that of the chunks before. Each
-// score and each output of a chunk has one accumulator that takes its terms in rising order, of just
-// the tokens that its row sees: how rows are cut into tiles and units changes no bit.
+// For each chunk of the context and each tile: scores = rows x keys (tokens in lanes, so there are
+// no horizontal sums), maximum and exponentials row by row, output = probabilities x values
+// (dimensions in lanes); then the chunk's (output, maximum, sum) is merged into that of the chunks
+// before. Each score and each output of a chunk has one accumulator that takes its terms in rising
+// order, of just the tokens that its row sees: how rows are cut into tiles and units changes
+// no bit.
 
 #include <cfloat>
 #include <cmath>
@@ -50,12 +51,12 @@ struct F8E4M3 {
 
 // --- tiles of rows -------------------------------------------------------------------------------
 
-// Accumulators side by side in a tile of `rows`. Enough to hide the latency of fma, no more than the
-// registers hold together with what is loaded: a spilled one would add a store and a load to each
-// step of its chain (AVX2, 3 rows by 2: 1.5 times slower than 3 by 1).
-constexpr int tile_columns(int rows) {
+// Accumulators side by side in a tile of `rows`: enough to hide the latency of fma, no more than
+// the registers hold together with what is loaded. A spilled one adds a store and a load to each
+// step of its chain (AVX2, int8, 3 rows by 2: 1.5 times slower than 3 by 1).
+constexpr int tile_columns([[maybe_unused]] int rows) {
 #if defined(__AVX512F__)
-  return rows > 0 ? 4 : 0;
+  return 4;
 #else
   return rows <= 2 ? 2 : 1;
 #endif
@@ -71,7 +72,8 @@ inline void fetch(const uint8_t* p) {
   __builtin_prefetch(p, 0, Format::kBytes == 1 ? 3 : 2);
 }
 
-// scores[c][r][lane] = sum_e q[r][e] * k[c][e][lane] for C groups of tokens.
+// scores[c][r][lane] = sum_e q[r][e] * k[c][e][lane] for C groups of tokens. (Here and below, loops
+// over R and C are unrolled by order: else GCC keeps the sums in memory.)
 template <class Format, int R, int C>
 inline void score_tile(const float* q, const TokenGroup* groups, int64_t size, float* scores) {
   f32x16 sums[R][C];
@@ -196,9 +198,9 @@ struct Part {
       : output(row), maximum(row + panels * kLanes), sum(maximum + 1) {}
 };
 
-// The one way in which chunks are merged, in rising order, whether one unit saw them all or each was
-// a unit of its own. A sum of 0 says that the row sees none of the part's tokens (or that all their
-// scores are minus infinity).
+// The one way in which chunks are merged, in rising order, whether one unit saw them all or each
+// was a unit of its own. A sum of 0 says that the row sees none of the part's tokens (or that all
+// their scores are minus infinity).
 inline void merge(Part into, Part part, int64_t panels) {
   if (*part.sum == 0.0f) return;
   if (*into.sum == 0.0f) {
@@ -218,9 +220,8 @@ inline void merge(Part into, Part part, int64_t panels) {
 // y = output / sum, of `size` dimensions.
 inline void finish(Part part, float factor, float* y, int64_t size) {
   const f32x16 sum = splat(*part.sum), scale = splat(factor);
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(y + i, load(part.output + i) / sum * scale);
-  if (i < size) store_first(y + i, load(part.output + i) / sum * scale, int(size - i));
+  for (int64_t i = 0; i < size; i += kLanes)
+    store_rest(y + i, load(part.output + i) / sum * scale, size - i);
 }
 
 // --- a unit --------------------------------------------------------------------------------------
@@ -255,28 +256,21 @@ class Unit {
 
   void run() {
     scale_queries();
-    const bool is_whole = unit_.partial == nullptr;
-    if (is_whole)
-      for (int64_t r = 0; r < rows_; ++r) *row_of(state_, r).sum = 0.0f;
-    const int64_t tiles = ceil_div(rows_, kTileRows);
-    for (int32_t chunk = unit_.chunk_first; chunk < unit_.chunk_last; ++chunk) {
-      find_groups(chunk * chunk_tokens_);
-      for (int64_t i = 0; i < tiles; ++i) {
-        // As equal as can be: 7 rows are 4 and 3, not 6 and 1.
-        Tile tile{rows_ * i / tiles, 0, {}};
-        tile.rows = rows_ * (i + 1) / tiles - tile.first;
-        for (int64_t r = 0; r < tile.rows; ++r)
-          tile.spans[r] = visible(tile.first + r, chunk * chunk_tokens_);
-        float* const part = is_whole ? part_ : row_of(unit_.partial, tile.first).output;
-        attend(tile, part);
-        if (is_whole)
-          for (int64_t r = 0; r < tile.rows; ++r)
-            merge(row_of(state_, tile.first + r), row_of(part, r), panels_);
-      }
+    if (unit_.partial != nullptr) {
+      for_each_tile(unit_.chunk_first, [&](const Tile& tile) {
+        attend_tile(tile, row_of(unit_.partial, tile.first).output);
+      });
+      return;
     }
-    if (is_whole)
-      for (int64_t r = 0; r < rows_; ++r)
-        finish(row_of(state_, r), Format::kFactor, vector_of(args_.y, r), size_);
+    for (int64_t r = 0; r < rows_; ++r) *row_of(state_, r).sum = 0.0f;
+    for (int32_t chunk = unit_.chunk_first; chunk < unit_.chunk_last; ++chunk)
+      for_each_tile(chunk, [&](const Tile& tile) {
+        attend_tile(tile, part_);
+        for (int64_t r = 0; r < tile.rows; ++r)
+          merge(row_of(state_, tile.first + r), row_of(part_, r), panels_);
+      });
+    for (int64_t r = 0; r < rows_; ++r)
+      finish(row_of(state_, r), Format::kFactor, vector_of(args_.y, r), size_);
   }
 
  private:
@@ -293,8 +287,7 @@ class Unit {
   Part row_of(float* parts, int64_t r) const { return {parts + r * part_floats(size_), panels_}; }
 
   float* vector_of(Rows rows, int64_t r) const {
-    return rows.row(unit_.first + r / sharing_) +
-           (unit_.kv_head * sharing_ + r % sharing_) * size_;
+    return rows.row(unit_.first + r / sharing_) + (unit_.kv_head * sharing_ + r % sharing_) * size_;
   }
 
   void scale_queries() {
@@ -302,10 +295,21 @@ class Unit {
     for (int64_t r = 0; r < rows_; ++r) {
       const float* const from = vector_of(args_.q, r);
       float* const to = queries_ + r * size_;
-      int64_t e = 0;
-      for (; e + kLanes <= size_; e += kLanes) store(to + e, load(from + e) * scale);
-      const int rest = int(size_ - e);
-      if (rest > 0) store_first(to + e, load_first(from + e, rest) * scale, rest);
+      for (int64_t e = 0; e < size_; e += kLanes)
+        store_rest(to + e, load_rest(from + e, size_ - e) * scale, size_ - e);
+    }
+  }
+
+  template <class Body>
+  void for_each_tile(int64_t chunk, Body body) {
+    const int64_t start = chunk * chunk_tokens_, tiles = ceil_div(rows_, kTileRows);
+    find_groups(start);
+    for (int64_t i = 0; i < tiles; ++i) {
+      // As equal as can be: 7 rows are 3 and 4, not 6 and 1.
+      Tile tile{rows_ * i / tiles, 0, {}};
+      tile.rows = rows_ * (i + 1) / tiles - tile.first;
+      for (int64_t r = 0; r < tile.rows; ++r) tile.spans[r] = visible(tile.first + r, start);
+      body(tile);
     }
   }
 
@@ -361,8 +365,8 @@ class Unit {
     return range;
   }
 
-  // Attention of a tile over the chunk at hand.
-  void attend(const Tile& tile, float* part) {
+  // A tile's attention over the chunk at hand; `part` has a record for each of its rows.
+  void attend_tile(const Tile& tile, float* part) {
     for (int64_t r = 0; r < tile.rows; ++r) {
       const Part row = row_of(part, r);
       for (int64_t i = 0; i < panels_ * kLanes; i += kLanes) store(row.output + i, zero());
@@ -372,9 +376,9 @@ class Unit {
     const TokenSpan any = tile.seen_by_any(), all = tile.seen_by_all();
     if (any.begin >= any.end) return;
     const GroupRange range = holding(any);
-    kScoreRows<Format>[tile.rows - 1](queries_ + tile.first * size_, groups_ + range.begin,
+    kScoreRows<Format>[tile.rows - 1](queries_ + tile.first* size_, groups_ + range.begin,
                                       range.end - range.begin, size_,
-                                      scores_ + range.begin * tile.rows * kLanes);
+                                      scores_ + range.begin* tile.rows* kLanes);
     for (int64_t r = 0; r < tile.rows; ++r) softmax(tile, r, row_of(part, r));
     // Values of the tokens that all rows see are taken together, those at the edges of the mask, on
     // both sides, row by row.
@@ -410,7 +414,7 @@ class Unit {
         for (int64_t t = last; t < kLanes; ++t) at[t] = -INFINITY;
         score = load(at);
       }
-      top = max(score, top);   // in this order a NaN is left out of the maximum, but not of the sum
+      top = max(score, top);  // in this order a NaN is left out of the maximum, but not of the sum
     }
     const float maximum = max_lanes(top);
     f32x16 sums = zero();
@@ -429,9 +433,8 @@ class Unit {
   void weigh(const Tile& tile, int64_t r, int64_t rows, TokenSpan tokens, float* part) {
     if (tokens.begin >= tokens.end) return;
     const GroupRange range = holding(tokens);
-    kWeighRows<Format>[rows - 1](scores_ + (range.begin * tile.rows + r) * kLanes,
-                                 tile.rows * kLanes, groups_ + range.begin,
-                                 range.end - range.begin, tokens, panels_,
+    kWeighRows<Format>[rows - 1](scores_ + (range.begin* tile.rows + r)* kLanes, tile.rows* kLanes,
+                                 groups_ + range.begin, range.end - range.begin, tokens, panels_,
                                  row_of(part, r).output, part_floats(size_));
   }
 
@@ -439,13 +442,13 @@ class Unit {
   const KVCache& cache_;
   const AttentionUnit& unit_;
   const int32_t* const table_;
-  const int64_t size_;             // E
+  const int64_t size_;  // E
   const int64_t panels_;
-  const int64_t sharing_;          // query heads of a kv head
+  const int64_t sharing_;  // query heads of a kv head
   const int64_t rows_;
-  const int64_t first_position_;   // of the unit's first query
+  const int64_t first_position_;  // of the unit's first query
   const int64_t chunk_tokens_;
-  GroupRange range_ = {0, 0};      // what the unit sees of the chunk at hand
+  GroupRange range_ = {0, 0};  // what the unit sees of the chunk at hand
   float* queries_;
   TokenGroup* groups_;
   float* scores_;
@@ -500,7 +503,8 @@ inline uint16_t to_bf16(float x) {
   return uint16_t((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : rounded);
 }
 
-// Round to nearest, ties to even; beyond 448 (and infinite) becomes 448, NaN stays NaN.
+// Round to nearest, ties to even; beyond 448 (and infinite) becomes 448; NaN becomes 0x7f, the one
+// code that is read as NaN.
 inline uint8_t to_f8e4m3(float x) {
   const uint32_t sign = bits_of(x) >> 24 & 0x80, magnitude = bits_of(x) & 0x7fffffff;
   const uint32_t limited = magnitude < bits_of(448.0f) ? magnitude : bits_of(448.0f);
@@ -509,7 +513,7 @@ inline uint8_t to_f8e4m3(float x) {
   // Below 2^-6 the step is 2^-9 throughout, as that of floats from 2^14 on.
   const uint32_t subnormal = bits_of(float_of(limited) + 0x1p14f) - bits_of(0x1p14f);
   const uint32_t code = limited < bits_of(0x1p-6f) ? subnormal : normal;
-  return uint8_t(sign | (magnitude > 0x7f800000 ? 0x7f : code));
+  return uint8_t(magnitude > 0x7f800000 ? 0x7f : sign | code);
 }
 
 // Scale and its inverse of int8 values; a vector of zeros has a scale of 0, one with a NaN or an

@@ -341,7 +341,8 @@ inline f32x16 load_f8_256th(const uint8_t* p) {
   return each_at(
       [](const uint8_t* q) {
         const u32x4 b = __builtin_convertvector(load_as<u8x4>(q), u32x4);
-        return with_sign(half_magnitude((b & 0x7f) << 20), (b & 0x80) << 24);
+        const u32x4 is_nan = (u32x4)(b == 0x7f);
+        return with_sign(half_magnitude((b & 0x7f) << 20), (b & 0x80) << 24 | is_nan);
       },
       p);
 }

@@ -17,6 +17,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("llama", tmp_path_factory.mktemp("served") / "tiny")
 
 
+@pytest.fixture(scope="session")
+def long_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With room for requests that take about a second."""
+    folder = tmp_path_factory.mktemp("served") / "long"
+    return make_checkpoint("llama", folder, max_position_embeddings=8192)
+
+
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     log = tmp_path_factory.mktemp("log") / "server.log"

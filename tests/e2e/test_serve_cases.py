@@ -71,9 +71,9 @@ def test_pfx_01_prompt_logprobs_of_a_cached_prompt_are_those_of_an_uncached_one(
             assert expected[0]["logprobs"]["token_logprobs"][0] is None
 
 
-def test_sch_08_priorities_over_http(folder: Path, tmp_path: Path) -> None:
+def test_sch_08_priorities_over_http(long_folder: Path, tmp_path: Path) -> None:
     flags = ("--max-num-seqs", "1", "--scheduling-policy", "priority")
-    with serving(tmp_path / "log", str(folder), *flags) as server:
+    with serving(tmp_path / "log", str(long_folder), *flags) as server:
         order: list[str] = []
 
         def ask(name: str, priority: int, max_tokens: int) -> None:
@@ -82,11 +82,11 @@ def test_sch_08_priorities_over_http(folder: Path, tmp_path: Path) -> None:
             order.append(name)
 
         with ThreadPoolExecutor(4) as pool:
-            asked = [pool.submit(ask, "low", 5, 450)]
+            asked = [pool.submit(ask, "low", 5, 3000)]
             wait_until(lambda: server.metric("num_requests_running") == 1, 10)
             # Long enough that the answers can't overtake each other on their way.
             for name, priority in (("high", 1), ("equal 1", 5), ("equal 2", 5)):
-                asked.append(pool.submit(ask, name, priority, 100))
+                asked.append(pool.submit(ask, name, priority, 300))
                 time.sleep(0.05)
             for one in asked:
                 one.result()
@@ -107,7 +107,7 @@ def test_sch_10_outputs_under_load_and_aborts_equal_solo_runs(folder: Path, tmp_
             if leaves:
                 stream = {"prompt": prompts[number], **body, "stream": True}
                 url = f"{server.url}/v1/completions"
-                with httpx.stream("POST", url, json=stream, timeout=60) as reply:
+                with httpx.stream("POST", url, json=stream, timeout=60, verify=False) as reply:
                     next(reply.iter_lines())
                 return
             assert tokens(server.completion(prompt=prompts[number], **body)) == alone[number]
@@ -123,13 +123,13 @@ def test_sch_10_outputs_under_load_and_aborts_equal_solo_runs(folder: Path, tmp_
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_cfg_03_a_second_signal_leaves_no_engine_behind(
-    folder: Path, tmp_path: Path, second: signal.Signals
+    long_folder: Path, tmp_path: Path, second: signal.Signals
 ) -> None:
-    with serving(tmp_path / "log", str(folder), "--shutdown-timeout", "60") as server:
+    with serving(tmp_path / "log", str(long_folder), "--shutdown-timeout", "60") as server:
         children = server.children()
         assert children
         with ThreadPoolExecutor(1) as pool:
-            reply = pool.submit(server.completion, max_tokens=500, ignore_eos=True)
+            reply = pool.submit(server.completion, max_tokens=8000, ignore_eos=True)
             wait_until(lambda: server.metric("num_requests_running") == 1, 10)
             server.process.send_signal(signal.SIGTERM)
             time.sleep(0.1)
@@ -185,12 +185,14 @@ def test_mdl_13_overflow_in_half_precision(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
-    folder = make_checkpoint("llama", tmp_path / "overflow", dtype="bfloat16")
+    folder = make_checkpoint(
+        "llama", tmp_path / "overflow", dtype="bfloat16", max_position_embeddings=8192
+    )
     tensors = load_file(folder / "model.safetensors")
     tensors["model.embed_tokens.weight"][VOCAB_SIZE - 1] = torch.tensor(1e6)  # float16: infinite
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with serving(tmp_path / "log", str(folder), "--dtype", "float16") as server:
-        good = {**GREEDY, "max_tokens": 200, "logit_bias": {str(VOCAB_SIZE - 1): -100}}
+        good = {**GREEDY, "max_tokens": 3000, "logit_bias": {str(VOCAB_SIZE - 1): -100}}
         alone = tokens(server.completion(**good))
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(server.completion, **good)
@@ -255,7 +257,3 @@ def test_smp_16_a_bias_moves_the_greedy_token_over_http(server: ServeProcess) ->
     assert set(tokens(server.completion(**body, logit_bias={str(other): 100}))[0]) == {
         spelled[other]
     }
-
-
-def test_logit_values_of_the_engines_log_lines(tmp_path):
-    pass

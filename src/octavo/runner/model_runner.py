@@ -7,7 +7,7 @@ import numpy as np
 from octavo.core.model_spec import KVFormat
 from octavo.core.step import ScheduledStep, SequenceOutput, StepOutput, TokenLogprobs
 from octavo.models.causal_lm import CausalLM
-from octavo.ops import Array, copy_blocks, non_finite_rows, split_columns
+from octavo.ops import Array, BatchContext, copy_blocks, non_finite_rows, split_columns
 from octavo.ops.backend import Backend
 from octavo.runner.batch import StepBatch, build_batch
 from octavo.runner.slots import Slots
@@ -38,6 +38,7 @@ class ModelRunner:
         """
         self.num_blocks = num_blocks
         self._forward = backend.compile(model.forward)
+        self._forward_and_head = backend.compile(self._hidden_and_logits)
         self._head = backend.compile(self._logits_of_vocabulary)
         self._model = model
         self._vocab_size = vocab_size
@@ -56,10 +57,14 @@ class ModelRunner:
         if not step.sequences:
             return StepOutput(step.step_id, [])
         batch = build_batch(self._slots, step.sequences, self._block_size)
-        hidden = self._forward(self._backend.batch_context(batch.host, self._kv_layers))
+        ctx = self._backend.batch_context(batch.host, self._kv_layers)
         outputs = [SequenceOutput(sequence.slot, ()) for sequence in step.sequences]
         if len(batch.sampling):
-            self._sample(hidden, batch, outputs)
+            rows = batch.host.query_starts[batch.sampling + 1].astype(np.int64) - 1
+            hidden, logits = self._forward_and_head(ctx, self._backend.from_host(rows))
+            self._sample(logits, batch, outputs)
+        else:
+            hidden = self._forward(ctx)
         for index, sequence in enumerate(step.sequences):
             if self._slots.prompt_logprobs[sequence.slot] is not None:
                 outputs[index] = self._with_prompt_logprobs(outputs[index], hidden, batch, index)
@@ -79,13 +84,12 @@ class ModelRunner:
             for copy in step.block_copies:
                 self._slots.replace_block(copy.slot, copy.index, copy.target)
 
-    def _sample(self, hidden: Array, batch: StepBatch, outputs: list[SequenceOutput]) -> None:
-        """Sample the sequences that do, and put what came out into `outputs`."""
-        rows = batch.host.query_starts[batch.sampling + 1].astype(np.int64) - 1
+    def _sample(self, logits: Array, batch: StepBatch, outputs: list[SequenceOutput]) -> None:
+        """Sample the sequences that do, from a row of logits each, and put what came out into
+        `outputs`.
+        """
         slots = batch.slots[batch.sampling]
-        sampled = self._sampler.sample(
-            self._logits(hidden, rows), slots, self._slots.lengths[slots]
-        )
+        sampled = self._sampler.sample(logits, slots, self._slots.lengths[slots])
         self._slots.append_tokens(slots, sampled.token_ids)
         token_ids = sampled.token_ids.tolist()
         for row, index in enumerate(batch.sampling.tolist()):
@@ -126,6 +130,11 @@ class ModelRunner:
     def _logits(self, hidden: Array, rows: np.ndarray) -> Array:
         """Logits of the hidden states' `rows` (R,) int64 -> (R, V), V the tokenizer's."""
         return self._head(hidden, self._backend.from_host(rows))
+
+    def _hidden_and_logits(self, ctx: BatchContext, rows: Array) -> tuple[Array, Array]:
+        """A whole step as one function: one replay, where forwards are recorded."""
+        hidden = self._model.forward(ctx)
+        return hidden, self._logits_of_vocabulary(hidden, rows)
 
     def _logits_of_vocabulary(self, hidden: Array, rows: Array) -> Array:
         logits = self._model.logits(hidden, rows)

@@ -68,7 +68,7 @@ class Checkpoint(Protocol):
         ...
 
     def release_pages(self) -> None:
-        """Give back the memory of what was read; arrays from `read` stay valid, as they were read."""
+        """Give back the memory of what was read; arrays from `read` stay valid."""
         ...
 
     def content_id(self) -> str:

@@ -118,7 +118,8 @@ def test_joined_deltas_equal_decoding_the_whole(
     assert whole.endswith(emitted)
     before = whole[: len(whole) - len(emitted)]
     shown = any_tokenizer.decode(prompt, skip)
-    assert before == shown or (before + "\ufffd" == shown)
+    # Half of a surrogate (ED A0) is an unfinished character, too, but decodes as two marks.
+    assert shown in (before, before + "\ufffd", before + "\ufffd" * 2)
     assert all(len(part) == 0 or part == part.encode().decode() for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured by loops that do nothing else (csrc/limits.cpp)."""
+"""What this machine can do at most, by loops that do nothing else (csrc/machine_limits.cpp)."""
 
 from __future__ import annotations
 

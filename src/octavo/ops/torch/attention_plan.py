@@ -30,10 +30,11 @@ LANES = 16
 """Tiles are padded to a multiple of it, so that vectorised sums have no remainder."""
 
 
-GATHER_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
+GATHER_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}
 """Keys (and as many values) copied out of the cache at a time. On a CPU they should still be in its
 cache when they are multiplied: 16 sequences of 1000 tokens: 118 ms a step, 408 in one copy. A GPU
-waits for launches: 64 sequences decode at 1600 tokens/s with few large copies, at 1017 with many."""
+waits for launches, so it takes more at once; the copies and what is made of them need about six
+times as much memory."""
 
 
 class PlanKey(NamedTuple):
