@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,9 @@ import pytest
 
 from octavo.core.errors import ConfigError, EngineDeadError
 from octavo.engine.child import EngineChild
-from octavo.engine.loop import EngineLoop
 from octavo.engine.process import EngineProcess
+from support.child_functions import build_with_facts, modules, warm_up
 from support.engines import build_loop, build_nothing
-
-
-def build_with_facts(make_facts: Any) -> tuple[EngineLoop, Any]:
-    loop, _ = build_loop()
-    return loop, make_facts()
 
 
 def facts_of(child: EngineChild, make_facts: Any) -> Any:
@@ -37,14 +31,6 @@ def facts_of(child: EngineChild, make_facts: Any) -> Any:
         return engine.facts
 
     return asyncio.run(main())
-
-
-def modules() -> list[str]:
-    return list(sys.modules)
-
-
-def warm_up() -> None:
-    sys.modules["warmed up"] = sys
 
 
 def test_it_warms_up_and_imports_nothing_of_its_parents() -> None:
