@@ -1,6 +1,6 @@
 """What each format of weights and KV cache costs in quality, against float32 on the same weights.
 
-    python benchmarks/quality.py [--model default] [--windows 16] [--json] [--save-reference FILE]
+    python benchmarks/quality.py [--model default] [--windows 32] [--json] [--save-reference FILE]
 
 The text is pydoc_data.topics, which comes with every Python, in windows of 512 tokens. The model
 sees each window alone; what it says of the second half counts, 255 positions a window, as in
@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from pydoc_data import topics
+from tempfile import TemporaryFile
+from typing import BinaryIO
 
 import numpy as np
 
@@ -283,19 +285,31 @@ class Sample:
 
 @dataclass(frozen=True)
 class Reference:
-    """logits: for each window, as `Loaded.logits`; texts: greedy."""
+    """logits: (W, WINDOW - 1 - FIRST, V) float32, of each window. texts: greedy."""
 
-    logits: list[np.ndarray]
+    logits: np.ndarray
     texts: list[list[int]]
 
 
-def save_reference(path: Path, windows: np.ndarray, logits: Sequence[np.ndarray]) -> None:
+def logits_on_disk(loaded: Loaded, windows: np.ndarray, file: BinaryIO) -> np.ndarray:
+    """Of all windows, mapped from `file`: 50 MB a window of the default model, which memory need
+    not hold.
+    """
+    first = loaded.logits(windows[0])
+    logits = np.memmap(file, np.float32, "w+", shape=(len(windows), *first.shape))
+    logits[0] = first
+    for index, window in enumerate(windows[1:], start=1):
+        logits[index] = loaded.logits(window)
+    return logits
+
+
+def save_reference(path: Path, windows: np.ndarray, logits: np.ndarray) -> None:
     """Write what `llama-perplexity --kl-divergence-base` reads: its log-probabilities are integers
     of 16 bits, in steps of 1/4096 nat from 16 nats below the largest.
     """
     with path.open("wb") as file:
         file.write(b"_logits_")
-        file.write(struct.pack("<3i", WINDOW, logits[0].shape[1], len(windows)))
+        file.write(struct.pack("<3i", WINDOW, logits.shape[2], len(windows)))
         file.write(windows.astype("<i4").tobytes())
         for window_logits in logits:
             for row in window_logits:
@@ -331,7 +345,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="default")
-    parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--windows", type=int, default=32)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", action="store_true", help="all figures, one object a line")
     parser.add_argument("--save-reference", type=Path, metavar="FILE", help="and measure nothing")
@@ -341,18 +355,23 @@ def main() -> None:
     text = assembly.load_text(config.model, open_checkpoint(args.model))
     sample = Sample.of(text.tokenizer.encode("\n".join(topics.topics.values())), args.windows)
     loaded = Loaded(args.model, REFERENCE, args.threads)
-    logits = [loaded.logits(window) for window in sample.windows]
-    if args.save_reference is not None:
-        save_reference(args.save_reference, sample.windows, logits)
-        return
-    texts = greedy_texts(args.model, REFERENCE, args.threads, sample.prompts)
-    reference = Reference(logits, texts)
-    about = (
-        f"{args.model}; {len(sample.windows)} windows of {WINDOW} tokens, "
-        f"{len(sample.windows) * (WINDOW - 1 - FIRST)} positions; text of Python "
-        f"{platform.python_version()}; {loaded.machine}"
-    )
-    del loaded
+    with TemporaryFile() as file:
+        logits = logits_on_disk(loaded, sample.windows, file)
+        if args.save_reference is not None:
+            save_reference(args.save_reference, sample.windows, logits)
+            return
+        about = (
+            f"{args.model}; {len(sample.windows)} windows of {WINDOW} tokens, "
+            f"{len(sample.windows) * (WINDOW - 1 - FIRST)} positions; text of Python "
+            f"{platform.python_version()}; {loaded.machine}"
+        )
+        del loaded
+        texts = greedy_texts(args.model, REFERENCE, args.threads, sample.prompts)
+        show(args, about, sample, Reference(logits, texts))
+
+
+def show(args: argparse.Namespace, about: str, sample: Sample, reference: Reference) -> None:
+    """Measure and print one format after another."""
     print(about, file=sys.stderr if args.json else sys.stdout)
     if not args.json:
         print(f"{'weights, KV cache':24}", *(f"{name:>18}" for name, _ in COLUMNS))
