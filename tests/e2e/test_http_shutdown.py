@@ -87,7 +87,7 @@ def test_an_idle_server_ends_at_once(number: signal.Signals) -> None:
         begin = time.monotonic()
         server.signal(number)
         assert server.exit_code() == 0
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 9
 
 
 def test_running_requests_are_finished_and_new_ones_refused() -> None:
@@ -114,7 +114,7 @@ def test_after_the_timeout_requests_are_aborted() -> None:
         begin = time.monotonic()
         events = server.stream(4000, lambda: server.signal(signal.SIGTERM))
         assert events[-1]["choices"][0]["finish_reason"] == "abort"
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 9
         assert server.exit_code() == 0
 
 
@@ -124,7 +124,7 @@ def test_cfg_03_a_second_signal_aborts_at_once(numbers: list[signal.Signals]) ->
         begin = time.monotonic()
         events = server.stream(4000, lambda: server.signal(*numbers))
         assert events[-1]["choices"][0]["finish_reason"] == "abort"
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 9
         assert server.exit_code() == 0
 
 
@@ -137,16 +137,18 @@ def test_a_signal_while_the_engine_starts() -> None:
 
 def test_many_clients_at_the_end() -> None:
     reasons: list[str] = []
+    begun = threading.Semaphore(0)
 
     def client() -> None:
-        events = server.stream(4000, lambda: None)
+        events = server.stream(4000, begun.release)
         reasons.append(events[-1]["choices"][0]["finish_reason"])
 
     with running(0.2) as server:
         threads = [threading.Thread(target=client) for _ in range(8)]
         for thread in threads:
             thread.start()
-        time.sleep(0.5)
+        for _ in threads:
+            assert begun.acquire(timeout=10)
         server.signal(signal.SIGTERM)
         for thread in threads:
             thread.join(10)
@@ -164,7 +166,7 @@ def test_a_request_that_has_not_begun_is_not_waited_for(sent: bytes) -> None:
         begin = time.monotonic()
         server.signal(signal.SIGTERM)
         assert server.exit_code() == 0
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 9
 
 
 def test_half_a_body_is_not_waited_for() -> None:
@@ -175,7 +177,7 @@ def test_half_a_body_is_not_waited_for() -> None:
         begin = time.monotonic()
         server.signal(signal.SIGTERM)
         assert server.exit_code() == 0
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 9
 
 
 def test_a_stream_that_nobody_reads_is_cut_without_a_traceback() -> None:

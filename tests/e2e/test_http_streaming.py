@@ -288,18 +288,18 @@ def test_str_09_a_dead_engine_is_told_to_everyone() -> None:
 
 
 def test_str_11_headers_before_the_first_token() -> None:
-    executor = ScriptedExecutor(always([97]), prefill_seconds=0.5)
-    config = ServerConfig(sse_keep_alive_interval=0.1)
+    executor = ScriptedExecutor(always([97]), prefill_seconds=1.5)
+    config = ServerConfig(sse_keep_alive_interval=0.3)
     with scripted_server(executor, byte_model(), config) as server:
         body = {"prompt": "x", "stream": True, "max_tokens": 2}
         begin = time.monotonic()
         with server.http.stream("POST", "/v1/completions", json=body) as response:
             assert response.status_code == 200
-            assert time.monotonic() - begin < 0.3
+            assert time.monotonic() - begin < 1.4
             lines = [line for line in response.iter_lines() if line]
-        assert time.monotonic() - begin >= 0.5
+        assert time.monotonic() - begin >= 1.5
         comments = [line for line in lines if line == ": keep-alive"]
-        assert 2 <= len(comments) <= 5
+        assert 1 <= len(comments) <= 5
         assert lines[len(comments)].startswith("data: {")
         assert lines[-1] == "data: [DONE]"
 
@@ -404,14 +404,14 @@ def test_str_09_a_failed_step_is_raised_by_every_client_it_hits() -> None:
 
 def test_str_11_an_error_of_the_prefill_comes_in_the_stream() -> None:
     executor = ScriptedExecutor(
-        always([97]), prefill_seconds=0.5, fault=lambda prompt, count: "boom"
+        always([97]), prefill_seconds=1.5, fault=lambda prompt, count: "boom"
     )
     with scripted_server(executor, byte_model()) as server:
         body = {"prompt": "x", "stream": True}
         begin = time.monotonic()
         with server.http.stream("POST", "/v1/completions", json=body) as response:
             assert response.status_code == 200
-            assert time.monotonic() - begin < 0.3
+            assert time.monotonic() - begin < 1.4
             lines = [line for line in response.iter_lines() if line]
         assert "boom" in json.loads(lines[0].removeprefix("data: "))["error"]["message"]
         assert lines[1:] == ["data: [DONE]"]

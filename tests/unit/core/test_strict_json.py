@@ -26,10 +26,10 @@ def test_a_name_given_twice_is_refused() -> None:
 
 def test_a_name_given_twice_among_many_is_found_in_linear_time() -> None:
     names = [*map(str, range(200_000)), "199999"]
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ValueError, match="'199999' is given twice"):
         unique_names([(name, None) for name in names])
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(

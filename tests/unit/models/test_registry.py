@@ -52,9 +52,9 @@ def test_building_a_large_model_costs_nothing() -> None:
         "num_key_value_heads": 8,
         "max_position_embeddings": 131_072,
     }
-    start = time.perf_counter()
+    start = time.process_time()
     assert build_model(large).spec.num_parameters == 405_853_388_800
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 def test_model_type_decides_where_no_architecture_is_named() -> None:

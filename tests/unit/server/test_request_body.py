@@ -91,10 +91,10 @@ def test_unknown_fields_of_nested_objects_can_be_ignored() -> None:
 
 def test_many_names_are_checked_in_linear_time() -> None:
     names = ",".join(f'"{i}":0' for i in range(200_000))
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(RequestError, match="'199999' is given twice"):
         parse_json(f'{{{names},"199999":0}}'.encode())
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_ignored_names_make_a_safe_header() -> None:

@@ -98,7 +98,7 @@ def test_equals_a_search_of_the_whole_text(
 def test_long_stop_strings_cost_no_more_per_character() -> None:
     # Comparing every suffix anew would take 10,000 x 20,000 steps and more.
     matcher = StopStringMatcher(["a" * 10_000 + "b"])
-    start = time.perf_counter()
+    start = time.process_time()
     shown = "".join(matcher.push("aaaa")[0] for _ in range(5_000))
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert shown + matcher.flush() == "a" * 20_000

@@ -107,10 +107,10 @@ def render(source: str, **variables: Any) -> str:
 )
 def test_explosions_are_refused_quickly(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.text.template_meter.MAX_SECONDS", 1.0)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises((jinja2.TemplateError, OverflowError, RecursionError)):
         render(source, big=BIG)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

