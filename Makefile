@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 NATIVE := $(VENV)/native
 CXX_FILES := $(wildcard csrc/*.cpp csrc/*.h csrc/kernels/*.cpp csrc/kernels/*.h)
+CXX_TESTS := $(wildcard tests/native/*.cpp)
 DIST ?= dist
 # Two makes at once take turns in the build folder, where there is flock.
 TAKE_TURNS := $(shell command -v flock >/dev/null && echo flock $(VENV)/.lock)
@@ -32,12 +33,12 @@ check: $(VENV)/.installed-dev  ## lint, format, types, import contract
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES) $(CXX_TESTS)
 
 format: $(VENV)/.installed-dev  ## let ruff and clang-format mend what they can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(CXX_FILES)
+	$(BIN)/clang-format -i $(CXX_FILES) $(CXX_TESTS)
 
 docs: $(VENV)/.built  ## rewrite the pages that are made from code
 	$(BIN)/python -m octavo.cli.docs > docs/configuration.md

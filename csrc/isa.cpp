@@ -6,6 +6,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace octavo {
@@ -18,6 +20,10 @@ namespace avx2 {
 const Kernels& table();
 }
 namespace avx512 {
+const Kernels& table();
+}
+#elif defined(__linux__) && defined(__aarch64__)
+namespace dotprod {
 const Kernels& table();
 }
 #endif
@@ -64,41 +70,82 @@ uint32_t saved_registers() {
   return low;
 }
 
-template <size_t N>
-std::string missing(const Feature (&features)[N], uint32_t registers) {
-  std::string names;
-  for (const Feature& feature : features) {
-    if (!has(feature)) names += (names.empty() ? "" : ", ") + std::string(feature.name);
-  }
-  if (!names.empty()) return "this processor lacks " + names;
-  if ((saved_registers() & registers) != registers) {
-    return "the operating system does not save this instruction set's registers";
-  }
-  return "";
-}
+#elif defined(__linux__) && defined(__aarch64__)
 
-std::string avx2_problem() { return missing(kAvx2Features, kYmmState); }
+// A bit of AT_HWCAP, which has those only whose registers the operating system saves.
+struct Feature {
+  const char* name;  // as in /proc/cpuinfo
+  unsigned long bit;
+};
 
-std::string avx512_problem() {
-  const std::string problem = avx2_problem();
-  return problem.empty() ? missing(kAvx512Features, kZmmState) : problem;
-}
+// What the flags in CMakeLists.txt let the compiler use: Armv8.2 includes the first three.
+constexpr Feature kDotprodFeatures[] = {
+    {"crc32", HWCAP_CRC32},
+    {"atomics", HWCAP_ATOMICS},
+    {"asimdrdm", HWCAP_ASIMDRDM},
+    {"asimddp", HWCAP_ASIMDDP},
+};
+
+bool has(const Feature& feature) { return (getauxval(AT_HWCAP) & feature.bit) != 0; }
 
 #endif
 
+template <typename Features>
+std::string missing(const Features& features) {
+  std::string names;
+  for (const auto& feature : features) {
+    if (!has(feature)) names += (names.empty() ? "" : ", ") + std::string(feature.name);
+  }
+  return names.empty() ? "" : "this processor lacks " + names;
+}
+
 std::string no_problem() { return ""; }
+
+#if defined(__x86_64__)
+
+template <typename Features>
+std::string problem_of(const Features& features, uint32_t registers) {
+  const std::string problem = missing(features);
+  if (!problem.empty() || (saved_registers() & registers) == registers) return problem;
+  return "the operating system does not save this instruction set's registers";
+}
+
+std::string avx2_problem() { return problem_of(kAvx2Features, kYmmState); }
+
+std::string avx512_problem() {
+  const std::string problem = avx2_problem();
+  return problem.empty() ? problem_of(kAvx512Features, kZmmState) : problem;
+}
+
+#elif defined(__linux__) && defined(__aarch64__)
+
+std::string dotprod_problem() { return missing(kDotprodFeatures); }
+
+#endif
 
 struct Build {
   const char* name;
+  const char* tested;
   std::string (*problem)();
   const Kernels& (*table)();  // compiled with the set's instructions: only called where they run
 };
 
+// Where the tests run a set. A processor gets the last one that it can run, so only `portable`,
+// which is everywhere, may be untested.
+[[maybe_unused]] constexpr const char* kHere = "on such processors";
+[[maybe_unused]] constexpr const char* kEmulated = "on an emulated processor";
+[[maybe_unused]] constexpr const char* kNowhere = "";
+
 constexpr Build kBuilds[] = {
-    {"portable", no_problem, portable::table},
 #if defined(__x86_64__)
-    {"avx2", avx2_problem, avx2::table},
-    {"avx512", avx512_problem, avx512::table},
+    {"portable", kHere, no_problem, portable::table},
+    {"avx2", kHere, avx2_problem, avx2::table},
+    {"avx512", kHere, avx512_problem, avx512::table},
+#elif defined(__linux__) && defined(__aarch64__)
+    {"portable", kEmulated, no_problem, portable::table},
+    {"dotprod", kEmulated, dotprod_problem, dotprod::table},
+#else
+    {"portable", kNowhere, no_problem, portable::table},
 #endif
 };
 
@@ -113,7 +160,7 @@ const Build* build_named(const char* name) {
 
 std::vector<Isa> built_isas() {
   std::vector<Isa> isas;
-  for (const Build& build : kBuilds) isas.push_back({build.name, build.problem()});
+  for (const Build& build : kBuilds) isas.push_back({build.name, build.tested, build.problem()});
   return isas;
 }
 

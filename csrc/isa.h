@@ -8,6 +8,7 @@ namespace octavo {
 
 struct Isa {
   const char* name;     // as in kernels_named()
+  const char* tested;   // where the tests run it; empty if nowhere
   std::string problem;  // why it can't run here; empty if it can
 };
 

@@ -128,7 +128,7 @@ constexpr int64_t attention_chunk(int64_t block_size) {
 int64_t attention_scratch_bytes(int64_t block_size, int64_t head_dim, int64_t heads_per_kv);
 int64_t sample_scratch_bytes(int64_t size);
 
-// Tables by name ("portable", "avx2", "avx512"); null if this build or this processor lacks it.
+// Tables by name (isa.cpp has them); null if this build or this processor lacks it.
 const Kernels* kernels_named(const char* isa);
 
 }  // namespace octavo

@@ -269,11 +269,12 @@ NB_MODULE(_native, m) {
   m.def(
       "isas",
       [] {
-        std::vector<std::pair<std::string, std::string>> isas;
-        for (const Isa& isa : built_isas()) isas.emplace_back(isa.name, isa.problem);
+        std::vector<std::tuple<std::string, std::string, std::string>> isas;
+        for (const Isa& isa : built_isas()) isas.emplace_back(isa.name, isa.problem, isa.tested);
         return isas;
       },
-      "(name, why it can't run here or \"\") of each instruction set that was built.");
+      "(name, why it can't run here or \"\", where it was tested or \"\") of each instruction set "
+      "that was built.");
 
   nb::class_<Pool>(m, "Pool", "Threads that run tapes, the calling one included.")
       .def(nb::init<int>(), "threads"_a)

@@ -65,6 +65,11 @@ constexpr int kByteProducts = 8;  // widened to 16 bits before
 inline Ints add_byte_products(Ints sum, Ints a, Ints b) {
   return sum + Ints(_mm_madd_epi16((__m128i)a, (__m128i)b));
 }
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr int kByteProducts = 16;
+inline Ints add_byte_products(Ints sum, Ints a, Ints b) {
+  return Ints(vdotq_s32((int32x4_t)sum, (int8x16_t)a, (int8x16_t)b));
+}
 #elif defined(__aarch64__)
 constexpr int kByteProducts = 8;
 inline Ints add_byte_products(Ints sum, Ints a, Ints b) {

@@ -19,6 +19,8 @@
 #include "linear_int_avx512.h"
 #elif defined(__AVX2__)
 #include "linear_int_avx2.h"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include "linear_int_neon.h"
 #else
 #include "linear_int_portable.h"
 #endif

@@ -15,8 +15,10 @@ _Batch = tuple[np.ndarray, ...]
 int32; block tables (S, blocks) int32, whose rows may lie apart.
 """
 
-def isas() -> list[tuple[str, str]]:
-    """(name, why it can't run here or "") of each instruction set that was built."""
+def isas() -> list[tuple[str, str, str]]:
+    """(name, why it can't run here or "", where it was tested or "") of each instruction set that
+    was built, the most general first.
+    """
 
 class Pool:
     def __init__(self, threads: int) -> None: ...

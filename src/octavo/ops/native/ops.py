@@ -21,8 +21,11 @@ from octavo.ops.op import Op, Target, implements
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-ISAS: dict[str, str] = dict(_native.isas())
+ISAS: dict[str, str] = {name: problem for name, problem, _ in _native.isas()}
 """Built instruction sets, the most general first, and why one can't run here ("" if it can)."""
+
+TESTED: dict[str, str] = {name: tested for name, _, tested in _native.isas()}
+"""Where the tests run each of them ("" if nowhere)."""
 
 NO_KERNEL = ("portable",)
 """Of ops that only move data or say where it is."""
