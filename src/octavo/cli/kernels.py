@@ -1,4 +1,6 @@
-"""`octavo kernels`: what computes each op here, and why not something else."""
+"""`octavo kernels`: which kernels there are, what computes each op here, and why not something
+else.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,19 @@ from octavo.ops.backend import load_backend
 
 
 def kernels(config: BackendConfig, *, as_json: bool) -> None:
-    """Print one backend's choices for the dtype that bfloat16 checkpoints get here. Raises
-    ConfigError if one that was asked for can't run.
+    """Print one backend's instruction sets (native only), and its choices for the dtype that
+    bfloat16 checkpoints get here. Raises ConfigError if one that was asked for can't run.
     """
     backend = load_backend(config.backend, device=config.device)
     dtype, _ = backend.resolve_dtype("auto", "bfloat16")
     choices = sorted(backend.choose(dtype, config.kernels), key=lambda choice: choice.op)
+    instruction_sets = _instruction_sets() if backend.name == "native" else []
     if as_json:
         report = {
             "backend": backend.name,
             "machine": backend.describe(),
             "dtype": dtype,
+            "instruction_sets": instruction_sets,
             "ops": [
                 {
                     "op": choice.op,
@@ -36,6 +40,14 @@ def kernels(config: BackendConfig, *, as_json: bool) -> None:
         print(json.dumps(report, indent=2))
         return
     print(f"backend {backend.name} on {backend.describe()}, in {dtype}\n")
+    if instruction_sets:
+        print("instruction sets that were built, the most general first:")
+        width = max(len(entry["name"]) for entry in instruction_sets)
+        for entry in instruction_sets:
+            runs = f"can't run here: {entry['problem']}" if entry["problem"] else "runs here"
+            tested = f"tested {entry['tested']}" if entry["tested"] else "not tested"
+            print(f"  {entry['name']:{width}}  {runs}; {tested}")
+        print()
     op_width = max(len(choice.op) for choice in choices)
     name_width = max(len(choice.implementation.name) for choice in choices)
     for choice in choices:
@@ -43,3 +55,12 @@ def kernels(config: BackendConfig, *, as_json: bool) -> None:
         print(f"{chosen}  {choice.reason}")
         for name, reason in choice.rejected:
             print(f"{'':{op_width}}  not {name}: {reason}")
+
+
+def _instruction_sets() -> list[dict[str, str]]:
+    """The native backend's. problem: why it can't run here, or "". tested: where, or ""."""
+    from octavo.ops.native.ops import ISAS, TESTED
+
+    return [
+        {"name": name, "problem": problem, "tested": TESTED[name]} for name, problem in ISAS.items()
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 
@@ -89,6 +90,11 @@ def test_kernels_prints_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernels", "--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["backend"] == "native"
+    assert report["instruction_sets"][0]["name"] == "portable"
+    for entry in report["instruction_sets"]:
+        runs = f"can't run here: {entry['problem']}" if entry["problem"] else "runs here"
+        assert entry["tested"]
+        assert re.search(rf"^  {entry['name']} +{runs}; tested {entry['tested']}$", text, re.M)
     assert {"linear", "paged_attention"} <= {entry["op"] for entry in report["ops"]}
     for entry in report["ops"]:
         assert entry["op"] in text
