@@ -56,6 +56,7 @@ void AttentionPlan::cut_into_tiles(const Batch& batch) {
 }
 
 void AttentionPlan::build(const Batch& batch, int threads) {
+  threads_ = threads;
   cut_into_tiles(batch);
   int64_t total = 0;
   for (const QueryTile& tile : tiles_) total += tile.cost * kind_.kv_heads;
@@ -109,7 +110,10 @@ void AttentionPlan::build(const Batch& batch, int threads) {
 void AttentionPlan::run(int64_t index, const Kernels& kernels, const AttentionArgs& args,
                         const Batch& batch, void* scratch) {
   const Unit& unit = units_[index];
-  kernels.attend(args, batch, unit.unit, scratch);
+  // Units are claimed in order, by all threads in turn.
+  const AttentionUnit* const next =
+      index + threads_ < units() ? &units_[index + threads_].unit : nullptr;
+  kernels.attend(args, batch, unit.unit, next, scratch);
   if (unit.split < 0) return;
   Split& split = splits_[unit.split];
   std::atomic_ref<int32_t> unfinished(split.unfinished);

@@ -71,6 +71,7 @@ class AttentionPlan {
   int64_t part_stride(int32_t first, int32_t last) const;
 
   AttentionKind kind_;
+  int threads_ = 1;
   std::vector<QueryTile> tiles_;
   std::vector<Split> splits_;
   std::vector<Unit> units_;

@@ -25,8 +25,8 @@ constexpr int64_t part_floats(int64_t head_dim) { return round_up(head_dim, kLan
 
 // Up to 16 neighbouring tokens of a head in the cache (fewer where a block ends).
 struct TokenGroup {
-  const uint8_t* k;  // [E][16]
-  const uint8_t* v;  // [panels][16][16]
+  const uint8_t* k;  // a sub-block of K and of V, as in formats.h
+  const uint8_t* v;
   const uint8_t* after_k;  // what to fetch into the caches while k and v are used
   const uint8_t* after_v;
   const float* k_scales;  // int8 only
@@ -42,7 +42,7 @@ constexpr int64_t groups_of_chunk(int64_t block_size) {
 
 // Byte offsets of what lies in a thread's scratch.
 struct AttentionScratch {
-  int64_t queries;  // float [rows][E]
+  int64_t queries;  // float [rows][round_up(E, 16)], or pairs of bf16 in half of it
   int64_t groups;  // TokenGroup [groups of a chunk]
   int64_t scores;  // float [groups of a chunk][rows of the tile][16]
   int64_t part;  // float [kTileRows][part_floats]: of the chunk at hand
@@ -52,7 +52,7 @@ struct AttentionScratch {
   AttentionScratch(int64_t block_size, int64_t head_dim, int64_t heads_per_kv) {
     const int64_t rows = unit_tokens(heads_per_kv) * heads_per_kv;
     const int64_t group_count = groups_of_chunk(block_size);
-    queries = take(rows * head_dim * 4);
+    queries = take(rows * round_up(head_dim, kLanes) * 4);
     groups = take(group_count * int64_t{sizeof(TokenGroup)});
     scores = take(group_count * kTileRows * kLanes * 4);
     part = take(kTileRows * part_floats(head_dim) * 4);

@@ -111,6 +111,9 @@ enum class KVFormat : int32_t { f32 = 0, bf16 = 1, i8 = 2, f8e4m3 = 3 };
 //
 //   K  T     [subs][E][16]            sub-block s, dimension e, token 16 s + lane: tokens in lanes
 //   V  T     [subs][panels][16][16]   sub-block s, panel e / 16, token, dimension e % 16
+//   bf16 in pairs, which instructions for its products want:
+//   K  T     [subs][(E + 1) / 2][16][2]    dimension 2 i + j, token 16 s + lane
+//   V  T     [subs][panels][8][16][2]      token 16 s + 2 i + j, dimension e % 16
 //   i8 only: float [B padded] scales of K, then float [B padded] scales of V (x = scale * value)
 //
 // subs = ceil(B / 16), panels = ceil(E / 16), B padded = 16 subs. Every part is 64-byte aligned.
@@ -129,7 +132,10 @@ struct KVCache {
   int64_t value_bytes() const {
     return format == KVFormat::f32 ? 4 : format == KVFormat::bf16 ? 2 : 1;
   }
-  int64_t k_bytes() const { return round_up(subs() * head_dim * 16 * value_bytes(), kAlign); }
+  int64_t k_bytes() const {
+    const int64_t dimensions = format == KVFormat::bf16 ? round_up(head_dim, 2) : head_dim;
+    return round_up(subs() * dimensions * 16 * value_bytes(), kAlign);
+  }
   int64_t v_bytes() const { return round_up(subs() * panels() * 256 * value_bytes(), kAlign); }
   int64_t scale_bytes() const {
     return format == KVFormat::i8 ? round_up(subs() * 16 * 4, kAlign) : 0;

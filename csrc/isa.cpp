@@ -22,6 +22,9 @@ const Kernels& table();
 namespace avx512 {
 const Kernels& table();
 }
+namespace avx512_bf16 {
+const Kernels& table();
+}
 #elif defined(__linux__) && defined(__aarch64__)
 namespace dotprod {
 const Kernels& table();
@@ -32,14 +35,15 @@ namespace {
 
 #if defined(__x86_64__)
 
-enum Register { kEbx, kEcx };
+enum Register { kEax, kEbx, kEcx };
 
-// A bit of CPUID leaf 1 or 7 (subleaf 0).
+// A bit of CPUID leaf 1 or 7.
 struct Feature {
   const char* name;  // as in /proc/cpuinfo
   unsigned leaf;
   Register where;
   int bit;
+  unsigned subleaf = 0;
 };
 
 // What the flags in CMakeLists.txt let the compiler use.
@@ -52,14 +56,17 @@ constexpr Feature kAvx512Features[] = {
     {"avx512vl", 7, kEbx, 31}, {"avx512_vnni", 7, kEcx, 11},
 };
 
+constexpr Feature kAvx512Bf16Features[] = {{"avx512_bf16", 7, kEax, 5, 1}};
+
 // Bits of XCR0: registers that the operating system saves when it switches threads.
 constexpr uint32_t kYmmState = 0x06;
 constexpr uint32_t kZmmState = 0xe6;
 
 bool has(const Feature& feature) {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  if (!__get_cpuid_count(feature.leaf, 0, &eax, &ebx, &ecx, &edx)) return false;
-  return ((feature.where == kEbx ? ebx : ecx) >> feature.bit) & 1;
+  if (!__get_cpuid_count(feature.leaf, feature.subleaf, &eax, &ebx, &ecx, &edx)) return false;
+  const unsigned word = feature.where == kEax ? eax : feature.where == kEbx ? ebx : ecx;
+  return (word >> feature.bit) & 1;
 }
 
 uint32_t saved_registers() {
@@ -117,6 +124,11 @@ std::string avx512_problem() {
   return problem.empty() ? problem_of(kAvx512Features, kZmmState) : problem;
 }
 
+std::string avx512_bf16_problem() {
+  const std::string problem = avx512_problem();
+  return problem.empty() ? problem_of(kAvx512Bf16Features, kZmmState) : problem;
+}
+
 #elif defined(__linux__) && defined(__aarch64__)
 
 std::string dotprod_problem() { return missing(kDotprodFeatures); }
@@ -141,6 +153,7 @@ constexpr Build kBuilds[] = {
     {"portable", kHere, no_problem, portable::table},
     {"avx2", kHere, avx2_problem, avx2::table},
     {"avx512", kHere, avx512_problem, avx512::table},
+    {"avx512_bf16", kHere, avx512_bf16_problem, avx512_bf16::table},
 #elif defined(__linux__) && defined(__aarch64__)
     {"portable", kEmulated, no_problem, portable::table},
     {"dotprod", kEmulated, dotprod_problem, dotprod::table},

@@ -51,6 +51,13 @@ inline f32x16 load_bf16(const uint16_t* p) {
   const __m512i words = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)p));
   return {_mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, index, words))};
 }
+// Sixteen pairs' first (h = 0) or second numbers.
+inline f32x16 load_bf16_of_pairs(const uint16_t* p, int h) {
+  const __m512i pairs = _mm512_loadu_si512(p);
+  const __m512i upper = _mm512_set1_epi32(int32_t(0xffff0000));
+  return {
+      _mm512_castsi512_ps(h == 0 ? _mm512_slli_epi32(pairs, 16) : _mm512_and_si512(pairs, upper))};
+}
 inline f32x16 load_f16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
 }
@@ -74,11 +81,8 @@ inline f32x16 load_f8_256th(const uint8_t* p) {
   const __mmask16 is_nan = _mm_cmpeq_epi8_mask(bytes, _mm_set1_epi8(0x7f));
   return {_mm512_cvtph_ps(_mm256_mask_mov_epi16(half, is_nan, _mm256_set1_epi16(0x7e00)))};
 }
-// 2^n for integral n in -126..127. NaN gives something that is not NaN.
-inline f32x16 exp2_int(f32x16 n) {
-  const __m512i i = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(i, 23))};
-}
+// a * 2^n for integral n in -126..127; not specified for others, but a NaN stays one.
+inline f32x16 times_power_of_2(f32x16 a, f32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // a, but 0 in lanes where x < limit.
 inline f32x16 zero_where_below(f32x16 a, f32x16 x, float limit) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_NLT_UQ), a.v)};
@@ -151,6 +155,15 @@ inline f32x16 load_bf16(const uint16_t* p) {
   };
   return {half(p), half(p + 8)};
 }
+inline f32x16 load_bf16_of_pairs(const uint16_t* p, int h) {
+  const auto half = [h](const uint16_t* q) {
+    const __m256i pairs = _mm256_loadu_si256((const __m256i*)q);
+    const __m256i upper = _mm256_set1_epi32(int32_t(0xffff0000));
+    return _mm256_castsi256_ps(h == 0 ? _mm256_slli_epi32(pairs, 16)
+                                      : _mm256_and_si256(pairs, upper));
+  };
+  return {half(p), half(p + 16)};
+}
 inline f32x16 load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
           _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
@@ -181,12 +194,12 @@ inline f32x16 load_f8_256th(const uint8_t* p) {
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)),
           _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
 }
-inline f32x16 exp2_int(f32x16 n) {
-  const auto half = [](__m256 x) {
-    const __m256i i = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
+inline f32x16 times_power_of_2(f32x16 a, f32x16 n) {
+  const auto half = [](__m256 x, __m256 y) {
+    const __m256i i = _mm256_add_epi32(_mm256_cvtps_epi32(y), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(i, 23)));
   };
-  return {half(n.lo), half(n.hi)};
+  return {half(a.lo, n.lo), half(a.hi, n.hi)};
 }
 inline f32x16 zero_where_below(f32x16 a, f32x16 x, float limit) {
   const auto half = [limit](__m256 y, __m256 z) {
@@ -388,8 +401,17 @@ inline f32x16 load_f8_256th(const uint8_t* p) {
       p);
 }
 #endif
-inline f32x16 exp2_int(f32x16 n) {
-  return each([](f32x4 x) { return floats_of_bits((integer_bits(x) + 127) << 23); }, n);
+// Words of two numbers, the first in the lower half (as on every machine that these run on).
+inline f32x16 load_bf16_of_pairs(const uint16_t* p, int h) {
+  const auto half = [h](const uint16_t* q) {
+    const u32x4 pairs = load_as<u32x4>(q);
+    return floats_of_bits(h == 0 ? pairs << 16 : pairs & 0xffff0000);
+  };
+  return {half(p), half(p + 8), half(p + 16), half(p + 24)};
+}
+inline f32x16 times_power_of_2(f32x16 a, f32x16 n) {
+  return each([](f32x4 x, f32x4 y) { return x * floats_of_bits((integer_bits(y) + 127) << 23); }, a,
+              n);
 }
 inline f32x16 zero_where_below(f32x16 a, f32x16 x, float limit) {
   return each([limit](f32x4 y, f32x4 z) { return z < limit ? f32x4{} : y; }, a, x);
@@ -478,7 +500,7 @@ inline float half_to_float(uint16_t h) {
 // exp(x) to about 1 ulp: 2^n times a polynomial on [-ln2/2, ln2/2]. Exactly 0 below -87.3; beyond
 // 88.3 as at 88.3; NaN stays NaN.
 inline f32x16 exp(f32x16 x) {
-  const f32x16 limited = min(splat(88.3f), max(splat(-87.3f), x));  // this order lets a NaN through
+  const f32x16 limited = min(splat(88.3f), x);  // this order lets a NaN through
   const f32x16 n = round(limited * splat(1.44269504f));
   f32x16 r = fma(n, splat(-0.693359375f), limited);
   r = fma(n, splat(2.12194440e-4f), r);
@@ -489,7 +511,7 @@ inline f32x16 exp(f32x16 x) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
   p = fma(p, r * r, r) + splat(1.0f);
-  return zero_where_below(p * exp2_int(n), x, -87.3f);
+  return zero_where_below(times_power_of_2(p, n), x, -87.3f);
 }
 
 }  // namespace octavo::OCTAVO_ISA

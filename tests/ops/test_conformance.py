@@ -60,7 +60,10 @@ def test_formula(implementation: Implementation, given: dict[str, Any], case: st
     is_native = implementation.backend == "native"
     backend = native_backend(implementation.name) if is_native else torch_backend()
     function = backend.compile(implementation.function)
-    CASES[implementation.op][case](Bench(backend, function, **given))
+    rounds_operands = implementation.name == "avx512_bf16"
+    CASES[implementation.op][case](
+        Bench(backend, function, rounds_operands=rounds_operands, **given)
+    )
 
 
 def test_attention_without_the_fused_cpu_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

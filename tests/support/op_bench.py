@@ -34,12 +34,14 @@ class Bench:
     """One implementation of one op, with inputs and comparisons.
 
     kv_dtype: of caches. weight_format: of matrices, of WEIGHT_FORMATS; None takes plain arrays.
+    rounds_operands: of attention over bfloat16, whose instruction wants both in this format.
     """
 
     backend: Backend
     op: Callable[..., Any]
     kv_dtype: str = "float32"
     weight_format: str | None = None
+    rounds_operands: bool = False
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def normal(self, *shape: int) -> np.ndarray:
@@ -82,12 +84,24 @@ class Bench:
         context = self.backend.batch_context(host, (cache,))
         queries = self.normal(num_tokens, *heads)
         k, v = (self.kept(array).reshape(num_tokens, *heads) for array in (keys, values))
-        for window, tolerance in ((None, 1e-5), (1, 0)):
+        for window, tolerance in ((None, self.attention_tolerance), (1, 0)):
             actual = self.backend.compile(paged_attention)(
                 self.put(queries), cache, context, softmax_scale=1.0, window=window
             )
-            expected = attention_by_formula(queries, k, v, scale=1.0, window=window)
+            expected = attention_by_formula(
+                queries, k, v, scale=1.0, window=window, rounds_queries=self.rounds_attention
+            )
             self.close(actual, expected, tolerance * max(1.0, float(np.abs(v).max())))
+
+    @property
+    def rounds_attention(self) -> bool:
+        """Over this cache queries and probabilities are rounded to bfloat16 as well."""
+        return self.rounds_operands and self.kv_dtype == "bfloat16"
+
+    @property
+    def attention_tolerance(self) -> float:
+        """Of attention's results, in units of the largest value."""
+        return 2**-9 if self.rounds_attention else 1e-5
 
     def close(self, actual: Any, expected: np.ndarray, tolerance: float = 1e-5) -> None:
         actual = actual if isinstance(actual, np.ndarray) else self.backend.to_host(actual)
@@ -102,8 +116,13 @@ def attention_by_formula(
     *,
     scale: float,
     window: int | None,
+    rounds_queries: bool = False,
 ) -> np.ndarray:
-    """Of a sequence's last tokens: queries (T, H, E), keys and values (L, G, E), in float64."""
+    """Of a sequence's last tokens: queries (T, H, E), keys and values (L, G, E), in float64.
+    rounds_queries: to bfloat16, times `scale`.
+    """
+    if rounds_queries:
+        queries, scale = KEPT["bfloat16"](queries * np.float32(scale)), 1.0
     count, heads, size = queries.shape
     length, kv_heads, _ = keys.shape
     q = queries.reshape(count, kv_heads, -1, size).transpose(1, 2, 0, 3)

@@ -200,11 +200,11 @@ BATCHES = {  # (context length, queries) of each sequence
 def causal_attention(
     b: Bench, batch: str, heads: tuple[int, int, int], window: int | None, block_size: int
 ) -> None:
-    problem = attention_problem(batch, heads, window, block_size, b.kv_dtype)
+    problem = attention_problem(batch, heads, window, block_size, b.kv_dtype, b.rounds_attention)
     cache = b.cache(problem.keys, problem.values)
     context = b.backend.batch_context(problem.host, (cache,))
     actual = b.op(b.put(problem.queries), cache, context, softmax_scale=SCALE, window=window)
-    b.close(actual, problem.expected)
+    b.close(actual, problem.expected, b.attention_tolerance * problem.largest_value)
 
 
 class AttentionProblem(NamedTuple):
@@ -215,11 +215,17 @@ class AttentionProblem(NamedTuple):
     queries: np.ndarray
     host: HostBatch
     expected: np.ndarray
+    largest_value: float
 
 
 @lru_cache(maxsize=1)  # implementations come one after another
 def attention_problem(
-    batch: str, heads: tuple[int, int, int], window: int | None, block_size: int, kv_dtype: str
+    batch: str,
+    heads: tuple[int, int, int],
+    window: int | None,
+    block_size: int,
+    kv_dtype: str,
+    rounds_queries: bool,
 ) -> AttentionProblem:
     rng = np.random.default_rng(0)
     num_heads, kv_heads, size = heads
@@ -241,10 +247,15 @@ def attention_problem(
         )
         hidden[table[np.arange(context) // block_size], np.arange(context) % block_size] = False
         own = queries[first : first + count]
-        expected.append(attention_by_formula(own, k, v, scale=SCALE, window=window))
+        expected.append(
+            attention_by_formula(
+                own, k, v, scale=SCALE, window=window, rounds_queries=rounds_queries
+            )
+        )
         first += count
+    largest_value = float(np.abs(values).max())
     keys[hidden] = values[hidden] = np.nan
     host = host_batch(
         [([0] * context, t, context - n, n) for (context, n), t in sequences], block_size
     )
-    return AttentionProblem(keys, values, queries, host, np.concatenate(expected))
+    return AttentionProblem(keys, values, queries, host, np.concatenate(expected), largest_value)

@@ -78,7 +78,8 @@ def test_instruction_sets_are_those_that_the_system_reports() -> None:
     flags = set(found[1].split()) if found else set()
     avx2 = {"avx", "avx2", "fma", "f16c", "bmi1", "bmi2"}
     avx512 = avx2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"}
-    needs = {"portable": set(), "avx2": avx2, "avx512": avx512}
+    bf16 = avx512 | {"avx512_bf16"}
+    needs = {"portable": set(), "avx2": avx2, "avx512": avx512, "avx512_bf16": bf16}
     problems = {name: problem for name, problem, _ in _native.isas()}
     assert "portable" in problems
     for name, problem in problems.items():
