@@ -37,7 +37,7 @@ _JOB_BYTES = 1 << 21
 for a moment stays small.
 """
 
-_LAYOUT = 2
+_LAYOUT = 3
 """Raised with every change of the bytes that the same checkpoint is packed to."""
 
 _NUMBERS = {"f32": 0, "bf16": 1, "f16": 2, "q8": 3, "q4": 4}  # WeightFormat in csrc/formats.h
