@@ -527,9 +527,10 @@ class Unit {
       const int64_t first = span.begin - group.token, rest = span.end - group.token;
       const int64_t last = rest < group.count ? rest : group.count;
       if (first > 0 || last < kLanes) {
+        score = fill_from(score, int(last), -INFINITY);
+        store(at, score);
         for (int64_t t = 0; t < first; ++t) at[t] = -INFINITY;
-        for (int64_t t = last; t < kLanes; ++t) at[t] = -INFINITY;
-        score = load(at);
+        if (first > 0) score = load(at);
       }
       top = max(score, top);  // in this order a NaN is left out of the maximum, but not of the sum
     }
@@ -615,13 +616,6 @@ inline float float_of(uint32_t bits) {
   return x;
 }
 
-// Round to nearest, ties to even; a NaN stays one.
-inline uint16_t to_bf16(float x) {
-  const uint32_t bits = bits_of(x);
-  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  return uint16_t((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : rounded);
-}
-
 // Round to nearest, ties to even; beyond 448 (and infinite) becomes 448; NaN becomes 0x7f, the one
 // code that is read as NaN.
 inline uint8_t to_f8e4m3(float x) {
@@ -653,15 +647,13 @@ I8Scale i8_scale(const float* x, int64_t size) {
   return {float_of(largest) / 127.0f, inverse};
 }
 
-// Values of a token, the `lane`-th of its group, to the places that formats.h names. They are
-// converted sixteen at a time, which compilers turn into vectors, and scattered then.
+// Values of a token, the `lane`-th of its group, to the places that formats.h names. Sixteen are
+// converted together, by convert(f32x16, Value*), and scattered then.
 template <int kPair, class Value, class Convert, class Place>
 inline void convert_row(const float* x, int64_t size, Convert convert, Place place) {
   for (int64_t e = 0; e < size; e += kLanes) {
-    float part[kLanes];
-    store(part, load_rest(x + e, size - e));
     Value values[kLanes];
-    for (int64_t i = 0; i < kLanes; ++i) values[i] = convert(part[i]);
+    convert(load_rest(x + e, size - e), values);
     const int64_t count = size - e < kLanes ? round_up(size - e, kPair) : kLanes;
     for (int64_t i = 0; i < count; i += kPair) place(e + i, values + i);
   }
@@ -682,7 +674,7 @@ void put_value(const float* x, int64_t size, int64_t lane, Value* group, Convert
   });
 }
 
-// Convert: float to Value; of int8, for keys and values apart.
+// Converters of int8 differ between keys and values.
 template <int kPair, class Value, class ConvertKey, class ConvertValue>
 void put(const KVCache& cache, uint8_t* head, int64_t token, const float* key, const float* value,
          ConvertKey convert_key, ConvertValue convert_value) {
@@ -703,12 +695,12 @@ void write_kv(const KVCache& cache, Rows k, Rows v, const int64_t* slots, int64_
       const float* const value = v.row(t) + g * size;
       switch (cache.format) {
         case KVFormat::f32: {
-          const auto same = [](float x) { return x; };
+          const auto same = [](f32x16 x, float* to) { store(to, x); };
           put<1, float>(cache, head, token, key, value, same, same);
           break;
         }
         case KVFormat::bf16: {
-          const auto rounded = [](float x) { return to_bf16(x); };
+          const auto rounded = [](f32x16 x, uint16_t* to) { store_bf16(to, x); };
           put<2, uint16_t>(cache, head, token, key, value, rounded, rounded);
           break;
         }
@@ -719,15 +711,19 @@ void write_kv(const KVCache& cache, Rows k, Rows v, const int64_t* slots, int64_
           scales[0] = ks.scale;
           scales[cache.scale_bytes() / int64_t{sizeof(float)}] = vs.scale;
           const auto rounded = [](float inverse) {
-            return [inverse](float x) {
-              return inverse == 0.0f ? int8_t{0} : int8_t(__builtin_rintf(x * inverse));
+            return [inverse](f32x16 x, int8_t* to) {
+              store_i8(to, inverse == 0.0f ? zero() : round(x * splat(inverse)));
             };
           };
           put<1, int8_t>(cache, head, token, key, value, rounded(ks.inverse), rounded(vs.inverse));
           break;
         }
         case KVFormat::f8e4m3: {
-          const auto rounded = [](float x) { return to_f8e4m3(x); };
+          const auto rounded = [](f32x16 x, uint8_t* to) {
+            float values[kLanes];
+            store(values, x);
+            for (int64_t i = 0; i < kLanes; ++i) to[i] = to_f8e4m3(values[i]);
+          };
           put<1, uint8_t>(cache, head, token, key, value, rounded, rounded);
           break;
         }

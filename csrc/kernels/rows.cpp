@@ -96,43 +96,88 @@ void scale(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size, float factor) {
   for (int64_t t = t0; t < t1; ++t) map(size, y.row(t), f, x.row(t));
 }
 
-// Largest values and sums wait in `sums` while scales are computed for sixteen groups at once: one
-// division each instead of sixteen (1.6 times as fast as group by group).
-void quantize(Rows x, QuantizedRows y, int64_t t0, int64_t t1, int64_t size) {
-  // Below it 127 / largest could overflow; so small a group counts as zeros.
-  constexpr float kSmallest = 0x1p-100f;
-  for (int64_t t = t0; t < t1; ++t) {
-    const auto load_half = [in = x.row(t), size](int64_t g, int64_t half) {
-      const int64_t k = g * kGroup + half * 16;
-      return load_rest(in + k, size - k);
-    };
-    int8_t* values = y.values(t);
-    float* scales = y.scales(t);
-    float* sums = y.sums(t);
-    for (int64_t g = 0; g < y.groups; ++g)
-      sums[g] = max_lanes(max(abs(load_half(g, 0)), abs(load_half(g, 1))));
-    for (int64_t g = 0; g < y.groups; g += 16) {
-      const int64_t left = y.groups - g;
-      const f32x16 largest = load_rest(sums + g, left), limit = splat(127.0f);
-      store_rest(scales + g, zero_where_below(largest / limit, largest, kSmallest), left);
-      store_rest(sums + g, zero_where_below(limit / largest, largest, kSmallest), left);
+// A row's quantization in four steps. Largest values and sums wait in `sums`, so that scales are
+// computed for sixteen groups at once: one division each instead of sixteen (1.6 times as fast as
+// group by group).
+class RowQuantizer {
+ public:
+  RowQuantizer(const float* x, int64_t size, QuantizedRows y, int64_t t)
+      : x_(x),
+        size_(size),
+        groups_(y.groups),
+        values_(y.values(t)),
+        scales_(y.scales(t)),
+        starts_(y.starts(t)),
+        sums_(y.sums(t)) {}
+
+  void find_largest() const {
+    for (int64_t g = 0; g < groups_; ++g)
+      sums_[g] = max_lanes(max(abs(load_half(g, 0)), abs(load_half(g, 1))));
+  }
+
+  // Leaves the inverses of scales in `sums`.
+  void find_scales() const {
+    // Below it 127 / largest could overflow; so small a group counts as zeros.
+    constexpr float kSmallest = 0x1p-100f;
+    for (int64_t g = 0; g < groups_; g += 16) {
+      const int64_t left = groups_ - g;
+      const f32x16 largest = load_rest(sums_ + g, left), limit = splat(127.0f);
+      store_rest(scales_ + g, zero_where_below(largest / limit, largest, kSmallest), left);
+      store_rest(sums_ + g, zero_where_below(limit / largest, largest, kSmallest), left);
     }
-    for (int64_t g = 0; g < y.groups; ++g) {
-      const f32x16 inverse = splat(sums[g]);
+  }
+
+  void round_values() const {
+    for (int64_t g = 0; g < groups_; ++g) {
+      const f32x16 inverse = splat(sums_[g]);
       const f32x16 a = round(load_half(g, 0) * inverse), b = round(load_half(g, 1) * inverse);
-      store_i8(values + g * kGroup, a);
-      store_i8(values + g * kGroup + 16, b);
-      sums[g] = sum_lanes(a + b);  // exact
+      store_i8(values_ + g * kGroup, a);
+      store_i8(values_ + g * kGroup + 16, b);
+      sums_[g] = sum_lanes(a + b);  // exact
     }
-    for (int64_t g = 0; g < y.groups; g += 16) {
-      const int64_t left = y.groups - g;
-      const f32x16 sum = load_rest(sums + g, left), scale = load_rest(scales + g, left);
-      store_i32_first(y.starts(t) + g, sum * splat(-128.0f), left < 16 ? int(left) : 16);
-      store_rest(sums + g, sum * scale, left);
+  }
+
+  void finish() const {
+    for (int64_t g = 0; g < groups_; g += 16) {
+      const int64_t left = groups_ - g;
+      const f32x16 sum = load_rest(sums_ + g, left), scale = load_rest(scales_ + g, left);
+      store_i32_first(starts_ + g, sum * splat(-128.0f), left < 16 ? int(left) : 16);
+      store_rest(sums_ + g, sum * scale, left);
       // The sum is NaN if the group had a NaN, which `max` may have overlooked, or an infinity,
       // which became infinity * 0; the scale must be, too.
-      store_rest(scales + g, scale + (sum - sum), left);
+      store_rest(scales_ + g, scale + (sum - sum), left);
     }
+  }
+
+ private:
+  f32x16 load_half(int64_t g, int64_t half) const {
+    const int64_t k = g * kGroup + half * 16;
+    return load_rest(x_ + k, size_ - k);
+  }
+
+  const float* x_;
+  int64_t size_;
+  int64_t groups_;
+  int8_t* values_;
+  float* scales_;
+  int32_t* starts_;
+  float* sums_;
+};
+
+// Each step is done for a few rows before the next: a vector that is loaded where single floats
+// were just stored waits until these have left the store queue, which took 40 % of the time.
+constexpr int64_t kRowsTogether = 4;
+
+void quantize(Rows x, QuantizedRows y, int64_t t0, int64_t t1, int64_t size) {
+  for (int64_t first = t0; first < t1; first += kRowsTogether) {
+    const int64_t last = first + kRowsTogether < t1 ? first + kRowsTogether : t1;
+    const auto for_each_row = [&](void (RowQuantizer::*step)() const) {
+      for (int64_t t = first; t < last; ++t) (RowQuantizer(x.row(t), size, y, t).*step)();
+    };
+    for_each_row(&RowQuantizer::find_largest);
+    for_each_row(&RowQuantizer::find_scales);
+    for_each_row(&RowQuantizer::round_values);
+    for_each_row(&RowQuantizer::finish);
   }
 }
 

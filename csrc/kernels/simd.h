@@ -51,6 +51,16 @@ inline f32x16 load_bf16(const uint16_t* p) {
   const __m512i words = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)p));
   return {_mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, index, words))};
 }
+// Round to nearest, ties to even; a NaN stays one.
+inline void store_bf16(uint16_t* p, f32x16 a) {
+  const __m512i bits = _mm512_castps_si512(a.v), upper = _mm512_srli_epi32(bits, 16);
+  const __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+  const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __m512i nan = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  const __m512i words = _mm512_mask_mov_epi32(_mm512_srli_epi32(sum, 16), is_nan, nan);
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(words));
+}
 // Sixteen pairs' first (h = 0) or second numbers.
 inline f32x16 load_bf16_of_pairs(const uint16_t* p, int h) {
   const __m512i pairs = _mm512_loadu_si512(p);
@@ -154,6 +164,18 @@ inline f32x16 load_bf16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
   };
   return {half(p), half(p + 8)};
+}
+inline void store_bf16(uint16_t* p, f32x16 a) {
+  const auto half = [](__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x), upper = _mm256_srli_epi32(bits, 16);
+    const __m256i odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+    const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i nan = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(_mm256_srli_epi32(sum, 16), nan, is_nan);
+  };
+  const __m256i words = _mm256_packus_epi32(half(a.lo), half(a.hi));
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(words, 0xd8));
 }
 inline f32x16 load_bf16_of_pairs(const uint16_t* p, int h) {
   const auto half = [h](const uint16_t* q) {
@@ -401,6 +423,14 @@ inline f32x16 load_f8_256th(const uint8_t* p) {
       p);
 }
 #endif
+inline void store_bf16(uint16_t* p, f32x16 a) {
+  const auto half = [](f32x4 x) {
+    const u32x4 bits = bits_of_floats(x), upper = bits >> 16;
+    return x == x ? (bits + 0x7fff + (upper & 1)) >> 16 : upper | 0x40;
+  };
+  const u32x4 words[4] = {half(a.a), half(a.b), half(a.c), half(a.d)};
+  for (int i = 0; i < 16; ++i) p[i] = uint16_t(words[i / 4][i % 4]);
+}
 // Words of two numbers, the first in the lower half (as on every machine that these run on).
 inline f32x16 load_bf16_of_pairs(const uint16_t* p, int h) {
   const auto half = [h](const uint16_t* q) {
