@@ -121,12 +121,13 @@ def test_sample(backend: Backend) -> None:
 # --- attention -----------------------------------------------------------------------------------
 
 LENGTH = 700  # tokens of the sequence that is looked at; chunks of the context have 256
-SHAPES = {  # query heads, key/value heads, head size, block size, window
-    "grouped": (6, 2, 64, 16, None),
-    "one kv head": (9, 1, 24, 32, None),
-    "no groups": (2, 2, 40, 7, None),
-    "window": (6, 2, 64, 16, 100),
-    "blocks larger than chunks": (4, 2, 16, 300, None),
+SHAPES = {  # query heads, key/value heads, head size, block size, window, softcap
+    "grouped": (6, 2, 64, 16, None, None),
+    "one kv head": (9, 1, 24, 32, None, None),
+    "no groups": (2, 2, 40, 7, None, None),
+    "window": (6, 2, 64, 16, 100, None),
+    "softcap": (6, 2, 64, 16, 300, 20.0),
+    "blocks larger than chunks": (4, 2, 16, 300, None, None),
 }
 OTHERS = [(1, 1), (300, 1), (40, 40), (513, 100)]
 """(context, queries) of sequences that come along."""
@@ -136,7 +137,8 @@ class Prompt:
     """A sequence's queries over its cache, of which any part can be computed."""
 
     def __init__(self, backend: Backend, shape: str, kv_dtype: str) -> None:
-        self.heads, kv_heads, self.size, self.block_size, self.window = SHAPES[shape]
+        self.heads, kv_heads, self.size, self.block_size, *masking = SHAPES[shape]
+        self.window, self.softcap = masking
         self.backend = backend
         lengths = [LENGTH, *(context for context, _ in OTHERS)]
         counts = [-(-length // self.block_size) for length in lengths]
@@ -167,6 +169,7 @@ class Prompt:
             self.backend.batch_context(host, (self.layer,)),
             softmax_scale=0.2,
             window=self.window,
+            softcap=self.softcap,
         )
         return self.backend.to_host(rows)[:num_own]
 

@@ -116,6 +116,7 @@ def attention_by_formula(
     *,
     scale: float,
     window: int | None,
+    softcap: float | None = None,
     rounds_queries: bool = False,
 ) -> np.ndarray:
     """Of a sequence's last tokens: queries (T, H, E), keys and values (L, G, E), in float64.
@@ -131,6 +132,8 @@ def attention_by_formula(
         for array in (q, keys.transpose(1, 2, 0)[:, None], values.transpose(1, 0, 2)[:, None])
     )
     weights = scale * (q @ k)  # kv head, query head of it, query, token
+    if softcap is not None:
+        weights = softcap * np.tanh(weights / softcap)
     position, token = np.arange(length - count, length)[:, None], np.arange(length)
     weights[..., (token > position) | (token <= position - (window or length))] = -np.inf
     weights -= weights.max(-1, keepdims=True)

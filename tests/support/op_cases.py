@@ -197,13 +197,30 @@ BATCHES = {  # (context length, queries) of each sequence
     window=[None, 33],
     block_size=[7, 32],
 )
+@cases(
+    "paged_attention",
+    batch=["mixed", "ragged"],
+    heads=[(6, 2, 24)],
+    window=[None, 33],
+    block_size=[16],
+    softcap=[0.5, 50.0],
+)
 def causal_attention(
-    b: Bench, batch: str, heads: tuple[int, int, int], window: int | None, block_size: int
+    b: Bench,
+    batch: str,
+    heads: tuple[int, int, int],
+    window: int | None,
+    block_size: int,
+    softcap: float | None = None,
 ) -> None:
-    problem = attention_problem(batch, heads, window, block_size, b.kv_dtype, b.rounds_attention)
+    problem = attention_problem(
+        batch, heads, window, block_size, softcap, b.kv_dtype, b.rounds_attention
+    )
     cache = b.cache(problem.keys, problem.values)
     context = b.backend.batch_context(problem.host, (cache,))
-    actual = b.op(b.put(problem.queries), cache, context, softmax_scale=SCALE, window=window)
+    actual = b.op(
+        b.put(problem.queries), cache, context, softmax_scale=SCALE, window=window, softcap=softcap
+    )
     b.close(actual, problem.expected, b.attention_tolerance * problem.largest_value)
 
 
@@ -224,6 +241,7 @@ def attention_problem(
     heads: tuple[int, int, int],
     window: int | None,
     block_size: int,
+    softcap: float | None,
     kv_dtype: str,
     rounds_queries: bool,
 ) -> AttentionProblem:
@@ -249,7 +267,13 @@ def attention_problem(
         own = queries[first : first + count]
         expected.append(
             attention_by_formula(
-                own, k, v, scale=SCALE, window=window, rounds_queries=rounds_queries
+                own,
+                k,
+                v,
+                scale=SCALE,
+                window=window,
+                softcap=softcap,
+                rounds_queries=rounds_queries,
             )
         )
         first += count

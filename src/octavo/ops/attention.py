@@ -20,18 +20,26 @@ def write_kv(keys: Array, values: Array, cache: KVLayer, ctx: BatchContext) -> N
 
 @op
 def paged_attention(
-    queries: Array, cache: KVLayer, ctx: BatchContext, *, softmax_scale: float, window: int | None
+    queries: Array,
+    cache: KVLayer,
+    ctx: BatchContext,
+    *,
+    softmax_scale: float,
+    window: int | None,
+    softcap: float | None = None,
 ) -> Array:
     """Causal attention of each sequence's queries over its own cached tokens, read through its
     block table.
 
     Query i of sequence s has position p = context_lens[s] - num_queries[s] + i and sees tokens j <=
-    p, with a window only p - window < j <= p: y = sum_j softmax_j(softmax_scale * <q, k_j>) v_j,
-    softmax in float32. Query head h uses key/value head h // (H / G). The step's own keys and
-    values are already in the cache. An output row depends on nothing but its own sequence.
+    p, with a window only p - window < j <= p: y = sum_j softmax_j(z_j) v_j, softmax in float32,
+    where z_j = softmax_scale * <q, k_j>, or with a softcap c > 0 the c * tanh(z_j / c) of it. Query
+    head h uses key/value head h // (H / G). The step's own keys and values are already in the
+    cache. An output row depends on nothing but its own sequence.
 
     Shapes: queries (T, H, E) -> (T, H, E) in queries.dtype.
-    Source: arXiv 1706.03762, eq. 1; paging arXiv 2309.06180.
+    Source: arXiv 1706.03762, eq. 1; paging arXiv 2309.06180; soft-capping arXiv 2408.00118,
+    section 2.
     """
     raise NotImplementedError
 

@@ -201,11 +201,14 @@ def paged_attention(
     *,
     softmax_scale: float,
     window: int | None,
+    softcap: float | None = None,
 ) -> NativeArray:
     recorder = _recorder(queries)
     recorder.kept.append(cache)
     _, heads, _ = queries.shape
-    ref = recorder.tape.attention(queries.ref, cache.memory, heads, softmax_scale, window or 0, 0.0)
+    ref = recorder.tape.attention(
+        queries.ref, cache.memory, heads, softmax_scale, window or 0, softcap or 0.0
+    )
     return recorder.at(ref, queries.shape[1:])
 
 

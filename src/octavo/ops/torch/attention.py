@@ -43,6 +43,13 @@ def copy_blocks(cache: TorchKVLayer, pairs: Sequence[tuple[int, int]]) -> None:
         cache.values[target] = cache.values[source]
 
 
+class _Scoring(NamedTuple):
+    """What a query's product with a key becomes before the softmax; softcap: None is none."""
+
+    scale: float
+    softcap: float | None
+
+
 class _Source(NamedTuple):
     """A layer's keys and values (N, B, G, E), with buffers to copy them into and the dtype that
     they should have.
@@ -74,6 +81,7 @@ def paged_attention(
     *,
     softmax_scale: float,
     window: int | None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     if not isinstance(ctx, TorchBatchContext):
         raise InvariantError("torch attention needs a context made by TorchBackend.batch_context")
@@ -92,17 +100,20 @@ def paged_attention(
         shape = (plan.max_copy_tokens, kv_heads, head_dim)
         plan.buffers[:] = [cache.keys.new_empty(shape) for _ in range(2)]
     source = _Source((cache.keys, cache.values), plan.buffers, queries.dtype)
+    scoring = _Scoring(softmax_scale, softcap)
     y = torch.empty_like(queries)
     if plan.decode is not None:
-        y.index_copy_(0, plan.decode.rows, _decode(queries, source, plan.decode, softmax_scale))
+        y.index_copy_(0, plan.decode.rows, _decode(queries, source, plan.decode, scoring))
     for chunk in plan.chunks:
         y[chunk.start : chunk.stop] = _prefill(
-            queries[chunk.start : chunk.stop], source, chunk, softmax_scale
+            queries[chunk.start : chunk.stop], source, chunk, scoring
         )
     return y
 
 
-def _decode(queries: torch.Tensor, source: _Source, plan: DecodePlan, scale: float) -> torch.Tensor:
+def _decode(
+    queries: torch.Tensor, source: _Source, plan: DecodePlan, scoring: _Scoring
+) -> torch.Tensor:
     """queries (T, H, E) -> (S', H, E), the rows of `plan.rows`."""
     kv_heads, head_dim = source.arrays[0].shape[2:]
     m = queries.shape[1] // kv_heads
@@ -111,7 +122,7 @@ def _decode(queries: torch.Tensor, source: _Source, plan: DecodePlan, scale: flo
     outputs, lses = [], []
     for group in plan.groups:
         k, v = source.gather(group.keys)
-        output, lse = _attend(q.index_select(0, group.sequences), k, v, group.mask, scale)
+        output, lse = _attend(q.index_select(0, group.sequences), k, v, group.mask, scoring)
         outputs.append(output)
         lses.append(lse)
     output = torch.cat(outputs).index_select(0, plan.order)
@@ -124,7 +135,9 @@ def _decode(queries: torch.Tensor, source: _Source, plan: DecodePlan, scale: flo
     return output[:, :, :m].flatten(1, 2).to(queries.dtype)
 
 
-def _prefill(queries: torch.Tensor, source: _Source, plan: ChunkPlan, scale: float) -> torch.Tensor:
+def _prefill(
+    queries: torch.Tensor, source: _Source, plan: ChunkPlan, scoring: _Scoring
+) -> torch.Tensor:
     """queries (T', H, E) of one sequence -> (T', H, E)."""
     kv_heads, head_dim = source.arrays[0].shape[2:]
     sharing = queries.shape[1] // kv_heads
@@ -139,7 +152,7 @@ def _prefill(queries: torch.Tensor, source: _Source, plan: ChunkPlan, scale: flo
             part_q = q[:, :, rows]
             m = part_q.shape[2]
             part_q = functional.pad(part_q, (0, 0, 0, padded_rows(m) - m))
-            part, part_lse = _attend(part_q, k, v, segment.mask, scale)
+            part, part_lse = _attend(part_q, k, v, segment.mask, scoring)
             part, part_lse = part[:, :, :m], part_lse[:, :, :m]
             if segment.is_first:
                 output[:, :, rows], lse[:, :, rows] = part, part_lse
@@ -150,32 +163,38 @@ def _prefill(queries: torch.Tensor, source: _Source, plan: ChunkPlan, scale: flo
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scoring: _Scoring
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention over these keys alone, and the logarithm of the softmax's denominator.
 
     Shapes: q (n, G, M, E), k, v (n, G, L, E), mask broadcast to (n, 1, M, L) -> (n, G, M, E) in
     float32, (n, G, M) float32. Every row sees at least one key.
     """
-    if not q.is_cpu:
-        return attend_by_formula(q, k, v, mask, scale)
+    if not q.is_cpu or scoring.softcap is not None:
+        return attend_by_formula(q, k, v, mask, scoring)
     if mask is not None:
         mask = mask.expand(q.shape[0], 1, q.shape[2], k.shape[2])
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, attn_mask=mask, scale=scale
+        q, k, v, attn_mask=mask, scale=scoring.scale
     )
     return output.float(), lse
 
 
 def attend_by_formula(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scoring: _Scoring
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_attend` spelled out, for any device."""
-    scores = torch.matmul(q.float(), k.float().transpose(-1, -2)) * scale
+    """`_attend` spelled out, for any device and with soft-capping. The denominator is one more
+    column of the values, so that it is summed in the same order as they are.
+    """
+    scores = torch.matmul(q.float(), k.float().transpose(-1, -2)).mul_(scoring.scale)
+    if scoring.softcap is not None:
+        scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
     if mask is not None:
         scores += mask
-    lse = torch.logsumexp(scores, dim=-1)
-    return torch.matmul(torch.exp(scores - lse.unsqueeze(-1)), v.float()), lse
+    top = scores.amax(dim=-1, keepdim=True)
+    sums = torch.matmul(scores.sub_(top).exp_(), functional.pad(v.float(), (0, 1), value=1.0))
+    total = sums[..., -1:]
+    return sums[..., :-1] / total, (top + total.log()).squeeze(-1)
 
 
 def _merge(
