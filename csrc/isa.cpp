@@ -142,8 +142,8 @@ struct Build {
   const Kernels& (*table)();  // compiled with the set's instructions: only called where they run
 };
 
-// Where the tests run a set. A processor gets the last one that it can run, so only `portable`,
-// which is everywhere, may be untested.
+// Where the tests run a set. One that no test runs is never measured, nor chosen where there is
+// another.
 [[maybe_unused]] constexpr const char* kHere = "on such processors";
 [[maybe_unused]] constexpr const char* kEmulated = "on an emulated processor";
 [[maybe_unused]] constexpr const char* kNowhere = "";

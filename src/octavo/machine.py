@@ -1,5 +1,5 @@
-"""What this machine gives the process: CPUs, memory and caches, less what control groups take away,
-and a folder to keep things in.
+"""What this machine is and gives the process: its processor, CPUs, memory and caches, less what
+control groups take away, and a folder to keep things in.
 
 Containers, pods and systemd's slices are control groups, one inside the other. Each may have a
 limit, and the tightest one counts. Files: Linux, admin-guide/cgroup-v2 and cgroup-v1/memory.
@@ -7,6 +7,7 @@ limit, and the tightest one counts. Files: Linux, admin-guide/cgroup-v2 and cgro
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -14,6 +15,29 @@ from pathlib import Path
 
 _ROOT = Path("/")
 _V1_NO_LIMIT = 2**60  # bytes; version 1 says "no limit" with a number near 2**63
+
+
+_IDENTITY = (  # what is the same for all processors of one model, on x86 and on Arm
+    "vendor_id", "cpu family", "model", "model name", "stepping", "flags",
+    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features",
+)  # fmt: skip
+
+
+def processor() -> dict[str, str]:
+    """Which model of processor this is and what it can do, by the names in the first paragraph of
+    /proc/cpuinfo; empty where there is none.
+    """
+    found: dict[str, str] = {}
+    try:
+        # Only the beginning: each of some hundred processors has a paragraph.
+        with (_ROOT / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
+            for line in itertools.takewhile(str.strip, lines):
+                name, _, value = line.partition(":")
+                if name.strip() in _IDENTITY:
+                    found[name.strip()] = value.strip()
+    except OSError:
+        pass
+    return found
 
 
 def usable_cpus() -> int:

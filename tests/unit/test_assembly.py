@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,10 @@ from octavo.core.errors import ConfigError
 from octavo.core.sampling_params import SamplingParams
 from octavo.layers.rope import RopeTable
 from octavo.models import loader
+from octavo.ops import OPS
+from octavo.ops.native.backend import NativeBackend
+from octavo.ops.native.ops import ISAS
+from octavo.ops.op import Choice, Target
 from octavo.ops.torch.backend import TorchBackend
 from octavo.text.served_model import ServedModel
 from support.checkpoints import make_checkpoint
@@ -202,6 +207,34 @@ def test_a_fingerprint_names_what_computes(tmp_path: Path) -> None:
         loop.close()
         fingerprints.append(facts.fingerprint)
     assert len(set(fingerprints)) == len(choices)
+
+
+def test_a_fingerprint_names_the_instruction_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config.from_flat(
+        {"model": str(make_checkpoint("llama", tmp_path)), "kv_cache_memory_bytes": "1M"}
+    )
+    choose = NativeBackend.choose
+
+    def chosen_otherwise(self: NativeBackend, *args: Any) -> tuple[Choice, ...]:
+        def other(choice: Choice) -> Choice:
+            if choice.op != "rotary":
+                return choice
+            name = next(name for name, why_not in choice.rejected if why_not.startswith("takes"))
+            return OPS["rotary"].choices("native", Target("cpu", "float32"), name)[0]
+
+        return tuple(map(other, choose(self, *args)))
+
+    if len([problem for problem in ISAS.values() if not problem]) < 2:
+        pytest.skip("there is no choice here")
+    fingerprints = []
+    for method in (choose, choose, chosen_otherwise):
+        monkeypatch.setattr(NativeBackend, "choose", method)
+        loop, facts = assembly.build_engine(config, 320)
+        loop.close()
+        fingerprints.append(facts.fingerprint)
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
 @pytest.mark.parametrize(

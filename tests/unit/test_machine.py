@@ -128,3 +128,10 @@ def test_the_last_level_cache_is_the_largest(root: Path) -> None:
     for index, size in enumerate(["32K", "32K", "1024K", "65536K"]):
         write(caches / f"index{index}", size=size)
     assert machine.last_level_cache_bytes() == 64 * 2**20
+
+
+def test_the_processor_is_the_first_of_its_kind(root: Path) -> None:
+    assert machine.processor() == {}  # nothing is told
+    first = "processor\t: 0\nmodel name\t: Some CPU\ncpu MHz\t\t: 2596.1\nflags\t\t: fpu avx2"
+    write(root / "proc", cpuinfo=f"{first}\n\nprocessor\t: 1\nmodel name\t: Another")
+    assert machine.processor() == {"model name": "Some CPU", "flags": "fpu avx2"}

@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import socket
-from pathlib import Path
 from typing import Any
 
 import octavo
@@ -66,7 +65,7 @@ def _versions() -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    processor = _cpu_fields()
+    processor = machine.processor()
     flags = (processor.get("flags") or processor.get("Features") or "").split()
     return {
         "cpu": processor.get("model name") or platform.processor() or platform.machine(),
@@ -74,16 +73,6 @@ def _machine() -> dict[str, Any]:
         "cores": os.cpu_count() or "unknown",
         "memory": _size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
     }
-
-
-def _cpu_fields() -> dict[str, str]:
-    """The first processor's lines of /proc/cpuinfo; empty where there is none."""
-    path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return {}
-    first = path.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _limits() -> dict[str, Any]:

@@ -12,8 +12,10 @@ choice stays as it was first made.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from octavo.core.errors import ConfigError, InvariantError
@@ -21,6 +23,9 @@ from octavo.core.errors import ConfigError, InvariantError
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
+
+_NO_DIFFERENCE = 1.1
+"""Times whose ratio is less differ by chance; then ranks decide, so that starts choose alike."""
 
 OPS: dict[str, Op[..., Any]] = {}
 """All declared ops by name."""
@@ -46,7 +51,7 @@ class Implementation:
     backend: "torch" or "native". name: unique within op, backend and array type, e.g. "reference".
     array_type: the class of the op's first argument. unsupported: asked at start-up; None if it
     runs on this machine for the target, else the reason why not.
-    rank: of those that run, the highest is the automatic choice.
+    rank: of those that run, the highest is the automatic choice, unless times are measured.
     """
 
     op: str
@@ -93,9 +98,15 @@ class Op(Generic[P, R]):
             return f"op {self.name}: the first argument must be given by position"
         return f"op {self.name}: nothing chosen for arrays of type {type(args[0]).__name__}"
 
-    def choices(self, backend: str, target: Target, name: str | None = None) -> list[Choice]:
+    def choices(
+        self,
+        backend: str,
+        target: Target,
+        name: str | None = None,
+        seconds: Mapping[str, float] = MappingProxyType({}),
+    ) -> list[Choice]:
         """What would run, for each array type of `backend`: the one called `name` (an error if it
-        can't), else the best that can.
+        can't), else the fastest that can. seconds: that implementations were measured to take.
         """
         candidates = [i for i in self.implementations if i.backend == backend]
         if name is not None and name not in (known := [i.name for i in candidates]):
@@ -106,9 +117,15 @@ class Op(Generic[P, R]):
         by_type: dict[type, list[Implementation]] = {}
         for candidate in candidates:
             by_type.setdefault(candidate.array_type, []).append(candidate)
-        return [self._best(group, target, name) for group in by_type.values()]
+        return [self._best(group, target, name, seconds) for group in by_type.values()]
 
-    def _best(self, group: list[Implementation], target: Target, name: str | None) -> Choice:
+    def _best(
+        self,
+        group: list[Implementation],
+        target: Target,
+        name: str | None,
+        seconds: Mapping[str, float],
+    ) -> Choice:
         reasons = {i.name: i.unsupported(target) for i in group}
         asked = name if name in reasons else None  # of the backend's other array type
         if asked is not None and reasons[asked] is not None:
@@ -119,16 +136,29 @@ class Op(Generic[P, R]):
         able = [i for i in group if reasons[i.name] is None and asked in (None, i.name)]
         if not able:
             raise InvariantError(f"op {self.name} has no implementation that runs {target}")
-        best = max(able, key=lambda i: i.rank)
-        rejected = tuple(
-            (i.name, reasons[i.name] or ("not asked for" if asked else f"slower than {best.name}"))
-            for i in group
-            if i is not best
-        )
+        least = min((seconds.get(i.name, math.inf) for i in able), default=math.inf)
+        fast = [i for i in able if seconds.get(i.name, math.inf) <= _NO_DIFFERENCE * least]
+        best = max(fast, key=lambda i: i.rank)
+
+        def why_not(other: Implementation) -> str:
+            if (problem := reasons[other.name]) is not None:
+                return problem
+            if asked is not None:
+                return "not asked for"
+            if other.name not in seconds:
+                return f"slower than {best.name}"
+            told = f"takes {1e6 * seconds[other.name]:.1f} µs"
+            return f"{told}, which is no difference" if other in fast else told
+
         if asked is not None:
             reason = "asked for"
+        elif len(group) == 1:
+            reason = "the only one"
+        elif best.name in seconds:
+            reason = f"the fastest measured here, takes {1e6 * seconds[best.name]:.1f} µs"
         else:
-            reason = "the only one" if len(group) == 1 else "the fastest that runs here"
+            reason = "the fastest that runs here"
+        rejected = tuple((i.name, why_not(i)) for i in group if i is not best)
         return Choice(self.name, best, reason, rejected)
 
     def check_free(self, choice: Choice, target: Target) -> None:
@@ -204,16 +234,20 @@ def choose_all(
     target: Target,
     asked: Mapping[str, str],
     target_of: Callable[[Any], Target],
+    seconds: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> tuple[Choice, ...]:
     """Decide for every op that `backend` implements, and let calls go there; nothing is changed if
-    one can't be. asked: op name to implementation name.
+    one can't be. asked: op name to implementation name. seconds: that implementations were measured
+    to take, by op name and implementation name.
     """
     if unknown := asked.keys() - OPS.keys():
         raise ConfigError(f"unknown op {sorted(unknown)[0]!r}; ops: {', '.join(sorted(OPS))}")
     choices = tuple(
         choice
         for declared in OPS.values()
-        for choice in declared.choices(backend, target, asked.get(declared.name))
+        for choice in declared.choices(
+            backend, target, asked.get(declared.name), seconds.get(declared.name, {})
+        )
     )
     for choice in choices:
         OPS[choice.op].check_free(choice, target)

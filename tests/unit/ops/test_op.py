@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from octavo.core.errors import ConfigError, InvariantError
-from octavo.ops.op import OPS, Op, Target, choose_all, implements, op
+from octavo.ops.op import OPS, Choice, Op, Target, choose_all, implements, op
 from support.backends import torch_backend
 
 WIDE, NARROW = Target("cpu", "float32"), Target("cpu", "bfloat16")
@@ -68,6 +68,25 @@ def test_each_array_type_of_a_backend_has_its_choice(double: Op[[Direct], str]) 
     assert choose(WIDE) == {Direct: "quick", Symbolic: "reference"}
     assert double(Direct()) == "quick"
     assert double(Symbolic()) == "recorded"
+
+
+def test_measured_times_decide_before_ranks(double: Op[[Direct], str]) -> None:
+    def chosen(seconds: dict[str, float], name: str | None = None) -> Choice:
+        return double.choices("own", WIDE, name, seconds)[0]
+
+    slow_is_fast = chosen({"reference": 1e-6, "quick": 2e-6})
+    assert slow_is_fast.implementation.name == "reference"
+    assert slow_is_fast.reason == "the fastest measured here, takes 1.0 µs"
+    assert slow_is_fast.rejected == (("quick", "takes 2.0 µs"),)
+    much_alike = chosen({"reference": 1e-6, "quick": 1.05e-6})
+    assert much_alike.implementation.name == "quick"
+    assert much_alike.rejected == (("reference", "takes 1.0 µs, which is no difference"),)
+    asked = chosen({"reference": 1e-6, "quick": 2e-6}, "quick")
+    assert asked.implementation.name == "quick"
+    assert asked.rejected == (("reference", "not asked for"),)
+    (narrow, _) = double.choices("own", NARROW, None, {"reference": 2e-6, "quick": 1e-6})
+    assert narrow.implementation.name == "reference"
+    assert narrow.rejected == (("quick", "only for float32"),)
 
 
 def test_targets_live_side_by_side(double: Op[[Direct], str]) -> None:

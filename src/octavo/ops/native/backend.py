@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -22,7 +23,8 @@ from octavo.ops.native import (  # noqa: F401  (importing registers the implemen
     sampling,
 )
 from octavo.ops.native.array import NativeArray
-from octavo.ops.native.batch import NativeKVLayer
+from octavo.ops.native.batch import NativeKVLayer, batch_context
+from octavo.ops.native.kernel_times import op_seconds
 from octavo.ops.native.recorder import Recorded
 from octavo.ops.native.runtime import Runtime
 from octavo.ops.native.weights import NativeWeightPlan
@@ -56,10 +58,12 @@ class NativeBackend:
                 f"Use {usable} or less"
             )
         self.runtime = Runtime(threads or usable)
+        self._isas = [name for name, problem in ops.ISAS.items() if not problem][-1:]
 
     def describe(self) -> str:
-        isa = [name for name, problem in ops.ISAS.items() if not problem][-1]
-        return f"native kernels, {isa}, {self.runtime.pool.threads} threads, {platform.machine()}"
+        """Instruction sets: those of most kernels first."""
+        isas, threads = " and ".join(self._isas), self.runtime.pool.threads
+        return f"native kernels, {isas}, {threads} threads, {platform.machine()}"
 
     def resolve_dtype(self, asked: str, checkpoint_dtype: str) -> tuple[str, str]:
         asked = DTYPE_ALIASES.get(asked, asked)
@@ -76,8 +80,13 @@ class NativeBackend:
 
     def choose(self, dtype: str, asked: Mapping[str, str]) -> tuple[Choice, ...]:
         """dtype: of the weights; activations are float32."""
-        choices = choose_all(self.name, _TARGET, asked, lambda _: _TARGET)
-        self.runtime.use({choice.op: choice.implementation.name for choice in choices})
+        seconds = op_seconds()
+        choices = choose_all(self.name, _TARGET, asked, lambda _: _TARGET, seconds)
+        isa_by_op = {choice.op: choice.implementation.name for choice in choices}
+        self.runtime.use(isa_by_op)
+        if seconds:
+            kernels = Counter(isa_by_op[op] for op in seconds)
+            self._isas = [isa for isa, _ in kernels.most_common()]
         return choices
 
     def free_memory_bytes(self) -> int:
@@ -140,20 +149,7 @@ class NativeBackend:
         )
 
     def batch_context(self, host: HostBatch, kv_layers: tuple[KVLayer, ...]) -> BatchContext:
-        def array(values: np.ndarray) -> NativeArray:
-            return NativeArray.of(self.runtime, values)
-
-        host = host._replace(block_tables=np.ascontiguousarray(host.block_tables))
-        return BatchContext(
-            host=host,
-            token_ids=array(host.token_ids),
-            positions=array(host.positions),
-            kv_slots=array(host.kv_slots),
-            query_starts=array(host.query_starts),
-            context_lens=array(host.context_lens),
-            block_tables=array(host.block_tables),
-            kv_layers=kv_layers,
-        )
+        return batch_context(self.runtime, host, kv_layers)
 
     def compile(self, function: F) -> F:
         """A recorded tape; an op by itself is one already."""
