@@ -83,9 +83,11 @@ class ModelConfig:
     )
     quantization: str | None = knob(
         None,
-        "Quantize the weights as they are loaded, in groups of 32 (default: as they are stored). "
-        "int4 keeps embedding and head at 8 bits.",
-        choices=QUANTIZATIONS,
+        "Quantize the weights as they are loaded (default: as they are stored). int4 keeps "
+        "embedding and head at 8 bits. Groups of 32 weights share a scale, and in int4 a zero "
+        "point (-sym: none); with -g64 and -g128 larger groups do, with -channel all weights of an "
+        "output: that loses more and saves nothing here.",
+        choices=tuple(QUANTIZATIONS),
     )
     max_model_len: int | None = knob(
         None,

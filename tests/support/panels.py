@@ -21,7 +21,7 @@ class Groups(NamedTuple):
 
 
 def groups_of(weight: PackedWeight) -> Groups:
-    kind, has_min = weight.format
+    kind, has_min, _ = weight.format
     outputs, inputs = weight.shape
     panels, groups = -(-outputs // 16), -(-inputs // 32)
     data = weight.data.reshape(panels, weight.panel_stride)
@@ -52,7 +52,7 @@ def groups_of(weight: PackedWeight) -> Groups:
 
 def unpack(weight: PackedWeight) -> np.ndarray:
     """The matrix, (O, I) float32."""
-    kind, has_min = weight.format
+    kind, has_min, _ = weight.format
     outputs, inputs = weight.shape
     if kind in _FLOATS:
         dtype = np.dtype(_FLOATS[kind])

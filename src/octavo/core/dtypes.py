@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}
@@ -13,5 +15,27 @@ KV_DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8")
 KV_DTYPE_ALIASES = {"fp8_e4m3": "fp8"}
 """Other spellings that `--kv-cache-dtype` takes."""
 
-QUANTIZATIONS = ("int8", "int4")
-"""What weights may be quantized to as they are loaded."""
+
+class Quantization(NamedTuple):
+    """bits: 8 or 4. group_size: weights along a row that share a scale; None is the whole row, one
+    scale an output channel. is_symmetric: without a zero point; 8 bits never have one.
+    """
+
+    bits: int
+    group_size: int | None = 32
+    is_symmetric: bool = True
+
+
+QUANTIZATIONS = {
+    "int8": Quantization(8),
+    "int8-g64": Quantization(8, 64),
+    "int8-g128": Quantization(8, 128),
+    "int8-channel": Quantization(8, None),
+    "int4": Quantization(4, is_symmetric=False),
+    "int4-g64": Quantization(4, 64, is_symmetric=False),
+    "int4-g128": Quantization(4, 128, is_symmetric=False),
+    "int4-sym": Quantization(4),
+    "int4-sym-g64": Quantization(4, 64),
+    "int4-sym-g128": Quantization(4, 128),
+}
+"""What weights may be quantized to as they are loaded, by the names that `--quantization` takes."""

@@ -20,6 +20,7 @@ import numpy as np
 
 import octavo
 from octavo import machine
+from octavo.core.dtypes import QUANTIZATIONS
 from octavo.core.errors import InvariantError
 from octavo.ops.backend import StoredArray, WeightRequest
 from octavo.ops.native import _native
@@ -53,14 +54,22 @@ _BLOCKS = ("Q8_0", "Q4_0", "Q4_1")
 
 
 class Format(NamedTuple):
-    """A matrix's format. kind: a name of csrc/formats.h's WeightFormat."""
+    """A matrix's format. kind: a name of csrc/formats.h's WeightFormat. group_size: weights along a
+    row that get the same scale (and minimum) where they are quantized as they are packed, a
+    multiple of 32; None for the whole row. The layout has one for each 32 in any case.
+    """
 
     kind: str
     has_min: bool = False
+    group_size: int | None = GROUP
 
     def __str__(self) -> str:
-        name = _NAMES[self.kind]
-        return f"{name} with minimum" if self.has_min else name
+        name = f"{_NAMES[self.kind]} with minimum" if self.has_min else _NAMES[self.kind]
+        if self.group_size == GROUP:
+            return name
+        if self.group_size is None:
+            return f"{name} by channel"
+        return f"{name} in groups of {self.group_size}"
 
     def panel_stride(self, inputs: int) -> int:
         """Bytes from one panel to the next."""
@@ -84,7 +93,7 @@ class PackedWeight:
     @cached_property
     def matrix(self) -> _native.PackedMatrix:
         """What kernels take; it keeps the data alive."""
-        kind, has_min = self.format
+        kind, has_min, _ = self.format
         outputs, inputs = self.shape
         return _native.PackedMatrix(
             _NUMBERS[kind], has_min, outputs, inputs, self.data, self.panel_stride
@@ -109,18 +118,21 @@ def pack_parts(
     format: Format,
     inputs: int,
     panels: np.ndarray,
-    *,
-    scale_group: int = GROUP,
 ) -> None:
     """Fill `panels` with the rows of `parts`, one part after another.
 
     parts: stored type, a key of _STORED_NUMBERS, and bytes (rows, bytes of a row) uint8.
-    scale_group: weights that share a scale where they are quantized here: a multiple of 32, or
-    `inputs` and more for one scale a row.
     """
     numbered = [(_STORED_NUMBERS[name], stored) for name, stored in parts]
-    number = _NUMBERS[format.kind]
-    _native.pack(panels, number, format.has_min, inputs, numbered, scale_group)
+    kind, has_min, group_size = format
+    _native.pack(
+        panels,
+        _NUMBERS[kind],
+        has_min,
+        inputs,
+        numbered,
+        inputs if group_size is None else group_size,
+    )
 
 
 def _allocate(num_bytes: int) -> np.ndarray:
@@ -139,9 +151,9 @@ def _allocate(num_bytes: int) -> np.ndarray:
 def format_of(request: WeightRequest, dtype: str, quantization: str | None) -> Format | None:
     """How to hold a weight; None for vectors, which are float32.
 
-    With `quantization`, matrices get 8 bits, or 4 bits and a minimum; with "int4" the table and the
-    head still get 8, where 4 cost most (of the default model, a quarter of all loss is theirs).
-    Blocks that have the bits asked for are kept as they are.
+    With `quantization` (a key of QUANTIZATIONS), matrices get its bits; with 4 the table and the
+    head still get 8, in groups of 32, where 4 cost most (of the default model, a quarter of all
+    loss is theirs). Blocks that have the bits asked for are kept as they are.
 
     Without, a dtype's name is the format of all, and "stored" loses nothing: floats and blocks stay
     what they are; parts that differ get the least that holds both (Q4_0 beside Q4_1: 4 bits with
@@ -150,16 +162,21 @@ def format_of(request: WeightRequest, dtype: str, quantization: str | None) -> F
     if "vector" in request.roles:
         return None
     stored = {part.dtype for part in request.parts}
-    if quantization == "int8":
+    wanted = None if quantization is None else QUANTIZATIONS[quantization]
+    if wanted is not None:
+        bits_kept: tuple[int, ...] = (wanted.bits,)
+    else:
+        bits_kept = (4, 8) if dtype == "stored" else ()
+    if stored == {"Q8_0"} and 8 in bits_kept:
         return _Q8
-    if stored <= {"Q4_0", "Q4_1"} and (quantization == "int4" or dtype == "stored"):
+    if stored <= {"Q4_0", "Q4_1"} and 4 in bits_kept:
         return _Q4 if stored == {"Q4_0"} else _Q4_MIN
-    if quantization == "int4":
-        return _Q4_MIN if request.roles == ("matrix",) else _Q8
+    if wanted is not None:
+        if wanted.bits == 4 and request.roles != ("matrix",):
+            return _Q8
+        return Format(f"q{wanted.bits}", not wanted.is_symmetric, wanted.group_size)
     if dtype != "stored":
         return _BY_DTYPE[dtype]
-    if stored == {"Q8_0"}:
-        return _Q8
     (only, *others) = stored
     return _BY_DTYPE["float32"] if others else _BY_DTYPE.get(only, _BY_DTYPE["float32"])
 

@@ -20,7 +20,8 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def pack(parts: list[MemoryArray], format: Format, scale_group: int = 32) -> PackedWeight:
+def pack(parts: list[MemoryArray], format: Format, group_size: int | None = 32) -> PackedWeight:
+    format = format._replace(group_size=group_size)
     outputs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
     stride = format.panel_stride(inputs)
     num_bytes = -(-outputs // 16) * stride
@@ -28,12 +29,12 @@ def pack(parts: list[MemoryArray], format: Format, scale_group: int = 32) -> Pac
     begin = -room.ctypes.data % 64
     data = room[begin : begin + num_bytes]
     stored = [(p.dtype, p.stored.view(np.uint8).reshape(p.shape[0], -1)) for p in parts]
-    pack_parts(stored, format, inputs, data, scale_group=scale_group)
+    pack_parts(stored, format, inputs, data)
     return PackedWeight(format, (outputs, inputs), data, stride)
 
 
-def quantized(values: np.ndarray, format: Format, scale_group: int = 32) -> Groups:
-    return groups_of(pack([MemoryArray.of(values)], format, scale_group))
+def quantized(values: np.ndarray, format: Format, group_size: int | None = 32) -> Groups:
+    return groups_of(pack([MemoryArray.of(values)], format, group_size))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -111,12 +112,13 @@ def test_lanes_without_an_output_are_zero() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("scale_group", [32, 64, 128, 10**6])
-def test_8_bits(shape: tuple[int, int], scale_group: int) -> None:
+@pytest.mark.parametrize("group_size", [32, 64, 128, None])
+def test_8_bits(shape: tuple[int, int], group_size: int | None) -> None:
     weights = normal(*shape)
-    values, scales, _ = quantized(weights, Q8, scale_group)
-    for first in range(0, shape[1], scale_group):
-        part = weights[:, first : first + scale_group]
+    values, scales, _ = quantized(weights, Q8, group_size)
+    step = group_size or shape[1]
+    for first in range(0, shape[1], step):
+        part = weights[:, first : first + step]
         of_groups = scales[:, first // 32 : -(-(first + part.shape[1]) // 32)]
         assert (of_groups == of_groups[:, :1]).all()
         scale = of_groups[:, :1].astype(np.float32)
@@ -154,12 +156,13 @@ def test_8_bits_of_weights_so_small_that_scales_are_subnormal() -> None:
     assert (error <= np.maximum(0.50001 * scales.astype(np.float32), 2.0**-25)).all()
 
 
-@pytest.mark.parametrize("scale_group", [32, 64, 10**6])
-def test_4_bits_by_the_rule_of_q4_0(scale_group: int) -> None:
+@pytest.mark.parametrize("group_size", [32, 64, None])
+def test_4_bits_by_the_rule_of_q4_0(group_size: int | None) -> None:
     weights = normal(9, 100)
-    values, scales, _ = quantized(weights, Q4, scale_group)
-    for first in range(0, 100, scale_group):
-        part = weights[:, first : first + scale_group]
+    values, scales, _ = quantized(weights, Q4, group_size)
+    step = group_size or 100
+    for first in range(0, 100, step):
+        part = weights[:, first : first + step]
         largest = np.take_along_axis(part, np.abs(part).argmax(1)[:, None], 1)
         expected = (largest / -8).astype(np.float16)
         np.testing.assert_array_equal(scales[:, [first // 32]], expected)
@@ -169,12 +172,11 @@ def test_4_bits_by_the_rule_of_q4_0(scale_group: int) -> None:
         assert (q == nearest).mean() > 0.99
 
 
-@pytest.mark.parametrize("scale_group", [32, 64, 10**6])
-def test_4_bits_with_minimum_are_at_least_as_near_as_ggmls(scale_group: int) -> None:
+@pytest.mark.parametrize("group_size", [32, 64, None])
+def test_4_bits_with_minimum_are_at_least_as_near_as_ggmls(group_size: int | None) -> None:
     weights = normal(50, 128)
-    ours = unpack(pack([MemoryArray.of(weights)], Q4_MIN, scale_group))
-    group = min(scale_group, 128)
-    parts = weights.reshape(-1, group)
+    ours = unpack(pack([MemoryArray.of(weights)], Q4_MIN, group_size))
+    parts = weights.reshape(-1, group_size or 128)
     low, high = parts.min(1, keepdims=True), parts.max(1, keepdims=True)
     step = (high - low) / 15
     plain = np.rint((parts - low) / step) * step + low
@@ -218,7 +220,7 @@ def test_pack_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "begin", "row_bytes", "scale_group", "message"),
+    ("num_bytes", "begin", "row_bytes", "group_size", "message"),
     [
         (1024, 0, 256, 32, "size of these rows' panels"),
         (1088, 1, 256, 32, "aligned"),
@@ -228,12 +230,15 @@ def test_pack_rows() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(
-    num_bytes: int, begin: int, row_bytes: int, scale_group: int, message: str
+    num_bytes: int, begin: int, row_bytes: int, group_size: int, message: str
 ) -> None:
     room = np.zeros(4096, np.uint8)
     aligned = room[-room.ctypes.data % 64 :]
     rows = np.zeros((16, row_bytes), np.uint8)
     with pytest.raises(ValueError, match=message):
         pack_parts(
-            [("float32", rows)], Q8, 64, aligned[begin : begin + num_bytes], scale_group=scale_group
+            [("float32", rows)],
+            Q8._replace(group_size=group_size),
+            64,
+            aligned[begin : begin + num_bytes],
         )

@@ -19,7 +19,7 @@ from octavo.ops.native import weight_cache, weights
 from octavo.ops.native.array import NativeArray
 from octavo.ops.native.backend import NativeBackend
 from octavo.ops.native.weights import PackedWeight, format_of
-from support.panels import unpack
+from support.panels import groups_of, unpack
 from support.stored_arrays import MemoryArray, request
 
 BACKEND = NativeBackend()
@@ -81,11 +81,46 @@ def test_a_dtype_is_that_of_every_matrix(dtype: str) -> None:
         (["Q4_1"], HEAD, "int4", "int4 with minimum"),
         (["float32"], ("table",), "int4", "int8"),
         (["float32"], ("head",), "int4", "int8"),
+        (["float32"], ("matrix",), "int8-channel", "int8 by channel"),
+        (["float32"], HEAD, "int8-g64", "int8 in groups of 64"),
+        (["float32"], HEAD, "int4-sym-g64", "int8"),
+        (["Q4_0"], ("matrix",), "int8-g128", "int8 in groups of 128"),
+        (["Q8_0"], ("matrix",), "int8-channel", "int8"),
+        (["Q4_1"], ("matrix",), "int4-sym-g128", "int4 with minimum"),
+        (["Q8_0", "float16"], ("matrix",), "int4-g64", "int4 with minimum in groups of 64"),
     ],
 )
 def test_quantization(dtypes: list[str], roles: Any, quantization: str, expected: str) -> None:
     for dtype in ("stored", "bfloat16"):
         assert str(format_of(stored_as(*dtypes, roles=roles), dtype, quantization)) == expected
+
+
+@pytest.mark.parametrize(
+    ("quantization", "kind", "has_min", "group_size"),
+    [
+        ("int8", "q8", False, 32),
+        ("int8-g64", "q8", False, 64),
+        ("int8-g128", "q8", False, 128),
+        ("int8-channel", "q8", False, 320),
+        ("int4", "q4", True, 32),
+        ("int4-g64", "q4", True, 64),
+        ("int4-g128", "q4", True, 128),
+        ("int4-sym", "q4", False, 32),
+        ("int4-sym-g64", "q4", False, 64),
+        ("int4-sym-g128", "q4", False, 128),
+    ],
+)
+def test_a_scale_is_of_as_many_weights_as_asked(
+    quantization: str, kind: str, has_min: bool, group_size: int
+) -> None:
+    (packed,) = load([request(MemoryArray.of(normal(20, 320)))], quantization=quantization)
+    assert packed.format[:2] == (kind, has_min)
+    _, scales, mins = groups_of(packed)
+    for kept in (scales,) if mins is None else (scales, mins):
+        changes = (kept[:, 1:] != kept[:, :-1]).all(axis=0)
+        assert np.flatnonzero(changes).tolist() == [
+            group - 1 for group in range(1, 10) if 32 * group % group_size == 0
+        ]
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
@@ -217,6 +252,13 @@ def test_another_start_reads_again(reads: list[str], other: dict[str, Any]) -> N
     start(1.5)
     reads.clear()
     assert start(2.5, **other) == [2.5, 2.5]
+    assert sorted(reads) == ["matrix", "vector"]
+
+
+def test_another_size_of_groups_reads_again(reads: list[str]) -> None:
+    start(1.5, quantization="int8")
+    reads.clear()
+    start(1.5, quantization="int8-channel")
     assert sorted(reads) == ["matrix", "vector"]
 
 
