@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -51,5 +52,8 @@ def _nothing_left_running() -> Iterator[None]:
 
 def _children() -> list[int]:
     """Process ids, also of children that have ended and were not waited for."""
-    files = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return [int(pid) for file in files for pid in file.read_text().split()]
+    found = []
+    for file in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # of a thread that ended
+            found += [int(pid) for pid in file.read_text().split()]
+    return found
