@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from octavo import machine
+from octavo.core.errors import ConfigError
+from octavo.ops.backend import load_backend
 
 AVAILABLE = 8_000_000 * 1024
 UNLIMITED_V1 = "9223372036854771712"
@@ -135,3 +139,46 @@ def test_the_processor_is_the_first_of_its_kind(root: Path) -> None:
     first = "processor\t: 0\nmodel name\t: Some CPU\ncpu MHz\t\t: 2596.1\nflags\t\t: fpu avx2"
     write(root / "proc", cpuinfo=f"{first}\n\nprocessor\t: 1\nmodel name\t: Another")
     assert machine.processor() == {"model name": "Some CPU", "flags": "fpu avx2"}
+
+
+@pytest.mark.parametrize(
+    ("quota", "cpus"), [("max 100000", 2), ("50000 100000", 1), ("150000 100000", 2)]
+)
+def test_the_tighter_of_affinity_and_quota_counts(
+    root: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cpus: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
+    write(root / "proc/self", cgroup="0::/")
+    write(root / "sys/fs/cgroup", cpu__max=quota)
+    assert machine.usable_cpus() == cpus
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux's")
+def test_a_mask_of_one_cpu_gives_one_thread() -> None:
+    code = """
+import os
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+from octavo.ops.backend import load_backend
+print(load_backend("native").runtime.pool.threads)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "1\n"
+
+
+@pytest.mark.parametrize("name", ["native", "torch"])
+def test_backends_take_no_more_threads_than_a_quota_allows(root: Path, name: str) -> None:
+    import torch
+
+    write(root / "proc/self", cgroup="1:cpu,cpuacct:/pods/a")
+    quota = root / "sys/fs/cgroup/cpu/pods/a"
+    write(quota, cpu__cfs_quota_us="150000", cpu__cfs_period_us="100000")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for asked in (None, 2, 1):
+            described = load_backend(name, device="cpu", threads=asked).describe()
+            assert f", {asked or 2} threads," in described
+        with pytest.raises(ConfigError, match=r"--threads 3 is more than the 2 CPUs.*Use 2 or"):
+            load_backend(name, device="cpu", threads=3)
+    finally:
+        torch.set_num_threads(before)

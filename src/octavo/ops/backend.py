@@ -10,6 +10,7 @@ from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 
+from octavo import machine
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat
 from octavo.ops.array import Array
@@ -193,6 +194,20 @@ def load_backend(name: str, *, device: str = "auto", threads: int | None = None)
     if name == "native":
         return _load_native(device, threads)
     raise ConfigError(f"unknown backend {name!r}; use auto, native or torch")
+
+
+def cpu_threads(asked: int | None) -> int:
+    """Threads that compute on a CPU: as many as asked, or one for each CPU that the process may use
+    (affinity, control groups' quotas). Raises ConfigError for more than these.
+    """
+    usable = machine.usable_cpus()
+    if asked is not None and asked > usable:
+        raise ConfigError(
+            f"--threads {asked} is more than the {usable} CPUs that this process may use "
+            "(affinity, containers' limits); threads that share a CPU wait for each other. "
+            f"Use {usable} or less"
+        )
+    return asked or usable
 
 
 def auto_backend(device: str) -> str:

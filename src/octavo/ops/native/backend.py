@@ -15,7 +15,7 @@ from octavo.core.dtypes import BYTES_PER_VALUE, DTYPE_ALIASES
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat
 from octavo.ops.array import Array
-from octavo.ops.backend import WeightPlan, WeightRequest
+from octavo.ops.backend import WeightPlan, WeightRequest, cpu_threads
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.native import (  # noqa: F401  (importing registers the implementations)
     _native,
@@ -50,14 +50,7 @@ class NativeBackend:
     device = "cpu"
 
     def __init__(self, *, threads: int | None = None) -> None:
-        usable = machine.usable_cpus()
-        if threads is not None and threads > usable:
-            raise ConfigError(
-                f"--threads {threads} is more than the {usable} CPUs that this process may use "
-                "(affinity, containers' limits); threads that share a CPU wait for each other. "
-                f"Use {usable} or less"
-            )
-        self.runtime = Runtime(threads or usable)
+        self.runtime = Runtime(cpu_threads(threads))
         self._isas = [name for name, problem in ops.ISAS.items() if not problem][-1:]
 
     def describe(self) -> str:

@@ -16,7 +16,7 @@ from octavo.core.dtypes import BYTES_PER_VALUE, DTYPE_ALIASES
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat
 from octavo.ops import Array
-from octavo.ops.backend import WeightPlan, WeightRequest
+from octavo.ops.backend import WeightPlan, WeightRequest, cpu_threads
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.op import Choice, Target, choose_all
 from octavo.ops.torch import (  # noqa: F401  (importing registers the implementations)
@@ -44,7 +44,7 @@ class TorchBackend:
     threads: on CPUs; None takes torch's own number, at most the CPUs that the process may use.
 
     Sets torch's thread count and rounds denormals to zero, both for the whole process. Raises
-    ConfigError for a device that isn't there.
+    ConfigError for a device that isn't there, and for more threads than CPUs.
     """
 
     name = "torch"
@@ -55,8 +55,8 @@ class TorchBackend:
         # Worker threads take the setting over from the thread that starts them, so this comes
         # before any parallel work.
         torch.set_flush_denormal(True)
-        own_choice = min(torch.get_num_threads(), machine.usable_cpus())
-        torch.set_num_threads(threads or own_choice)
+        usable = cpu_threads(threads)
+        torch.set_num_threads(min(torch.get_num_threads(), usable) if threads is None else usable)
 
     def describe(self) -> str:
         version = f"torch {torch.__version__}"
