@@ -1,6 +1,6 @@
 """What each instruction set takes for each op on this machine: the choice is by measurement.
 
-Measured once for a processor and a build, in 0.2 s, and kept in the cache folder: a start reads it
+Measured once for a processor and a build, in 0.3 s, and kept in the cache folder: a start reads it
 in 0.2 ms, and starts agree on their choices. The width of registers doesn't tell: some processors
 slow down under wide ones, some split them in two.
 """
