@@ -20,7 +20,20 @@ inline __m512i broadcast(const uint8_t* p) {
   std::memcpy(&x, p, sizeof x);
   return _mm512_set1_epi32(x);
 }
-inline f32x16 broadcast_float(const uint8_t* p) { return {_mm512_castsi512_ps(broadcast(p))}; }
+inline f32x16 broadcast_float(const uint8_t* p) {
+  float x;
+  std::memcpy(&x, p, sizeof x);
+  return splat(x);
+}
+// Each output's four bytes of w times the four bytes at p, added to dot. GCC has no pattern for the
+// instruction with a broadcast in it and makes two; half as many fit in the window in which the
+// processor looks for work: with 4 to 16 rows this gained 4 %, with more 1 %.
+inline __m512i add_product(__m512i dot, __m512i w, const uint8_t* p) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0"
+      : "+v"(dot)
+      : "v"(w), "m"(*reinterpret_cast<const uint8_t (*)[4]>(p)));
+  return dot;
+}
 
 template <Weights kind, int rows>
 inline void multiply(const uint8_t* panel, QuantizedRows x, int64_t row, int64_t ahead,
@@ -57,9 +70,7 @@ inline void multiply(const uint8_t* panel, QuantizedRows x, int64_t row, int64_t
     }
     const auto add_products = [&](__m512i w, int k) {
 #pragma GCC unroll 12
-      for (int r = 0; r < rows; ++r) {
-        dot[r] = _mm512_dpbusd_epi32(dot[r], w, broadcast(at(r) + k));
-      }
+      for (int r = 0; r < rows; ++r) dot[r] = add_product(dot[r], w, at(r) + k);
     };
     if constexpr (kind == Weights::q8) {
 #pragma GCC unroll 8

@@ -25,9 +25,12 @@ class PanelReader {
 
   // Into the L2 cache: the group that lies `ahead` bytes from this one, with its scales.
   void prefetch(int64_t ahead) const {
+    // The asm keeps the sums next + 64 i from becoming variables of the loop around this (2 %).
+    const uint8_t* next = values_ + ahead;
+    asm("" : "+r"(next));
 #pragma GCC unroll 10
     for (int64_t i = 0; i < (kValues + kHeader) / kAlign; ++i) {
-      __builtin_prefetch(values_ + ahead + i * kAlign, 0, 2);
+      __builtin_prefetch(next + i * kAlign, 0, 2);
     }
   }
 

@@ -220,6 +220,9 @@ def results_of(backend: Backend) -> list[np.ndarray]:
         table = put(normal(50, 64))
         positions = put(np.arange(rows) % 50)
         keep(ops.rotary(put(normal(rows, 9, 64)), table, positions))
+    wide = put(normal(300, 8000))  # so much that rows are cut into blocks, too
+    for weight_format in WEIGHT_FORMATS:
+        keep(ops.linear(wide, packed(weight_format, 40, 8000)))
     for kv_dtype in KV_DTYPES:
         for shape in SHAPES:
             prompt = Prompt(backend, shape, kv_dtype)
