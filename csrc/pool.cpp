@@ -10,12 +10,21 @@
 namespace octavo {
 namespace {
 
-constexpr int kFieldBits = 20;
+constexpr int kFieldBits = 17;
 constexpr uint64_t kFieldMask = (uint64_t{1} << kFieldBits) - 1;
 
-uint64_t next_of(uint64_t ticket) { return ticket & kFieldMask; }
-uint64_t chunks_of(uint64_t ticket) { return ticket >> kFieldBits & kFieldMask; }
-uint64_t sequence_of(uint64_t ticket) { return ticket >> 2 * kFieldBits; }
+uint64_t field(uint64_t ticket, int number) { return ticket >> number * kFieldBits & kFieldMask; }
+uint64_t from_front(uint64_t ticket) { return field(ticket, 0); }
+uint64_t from_back(uint64_t ticket) { return field(ticket, 1); }
+uint64_t chunks_of(uint64_t ticket) { return field(ticket, 2); }
+uint64_t sequence_of(uint64_t ticket) { return field(ticket, 3); }
+constexpr uint64_t kNextSequence = uint64_t{1} << 3 * kFieldBits;
+
+bool has_chunk(uint64_t ticket) {
+  return from_front(ticket) + from_back(ticket) < chunks_of(ticket);
+}
+// Of a worker's end, what it adds to the ticket.
+uint64_t claim(int worker) { return uint64_t{1} << worker % 2 * kFieldBits; }
 
 // Longer than most regions take, shorter than what a neighbour would feel.
 constexpr auto kSpin = std::chrono::microseconds(50);
@@ -55,7 +64,7 @@ Pool::~Pool() {
   wake_.fetch_add(1);
   wake_.notify_all();
   // Those that are spinning see it too: a new, empty region.
-  ticket_.fetch_add(uint64_t{1} << 2 * kFieldBits);
+  ticket_.fetch_add(kNextSequence);
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -68,8 +77,8 @@ void Pool::run(Program& program) {
   uint64_t seen = ticket_.load(std::memory_order_relaxed);
   start_next(0);
   while (!finished_.load(std::memory_order_acquire)) {
-    const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
-    if (claim_and_run(0, ticket)) continue;
+    const uint64_t ticket = ticket_.fetch_add(claim(0), std::memory_order_acq_rel);
+    if (run_claimed(0, ticket)) continue;
     seen = ticket;
     if (finished_.load(std::memory_order_acquire)) break;
     wait_for_change(seen);
@@ -95,9 +104,9 @@ void Pool::work(int worker) {
   const DefaultArithmetic arithmetic;   // a thread begins with its creator's
   uint64_t seen = ticket_.load(std::memory_order_acquire);
   while (!stopping_.load(std::memory_order_acquire)) {
-    if (next_of(seen) < chunks_of(seen)) {
-      seen = ticket_.fetch_add(1, std::memory_order_acq_rel);
-      if (claim_and_run(worker, seen)) {
+    if (has_chunk(seen)) {
+      seen = ticket_.fetch_add(claim(worker), std::memory_order_acq_rel);
+      if (run_claimed(worker, seen)) {
         seen = ticket_.load(std::memory_order_acquire);
         continue;
       }
@@ -107,9 +116,11 @@ void Pool::work(int worker) {
 }
 
 // Runs the chunk that the claim `ticket` got; false if there was none left.
-bool Pool::claim_and_run(int worker, uint64_t ticket) {
-  if (next_of(ticket) >= chunks_of(ticket)) return false;
-  program_->run(region_, static_cast<int64_t>(next_of(ticket)), worker);
+bool Pool::run_claimed(int worker, uint64_t ticket) {
+  if (!has_chunk(ticket)) return false;
+  const uint64_t chunk =
+      worker % 2 == 0 ? from_front(ticket) : chunks_of(ticket) - 1 - from_back(ticket);
+  program_->run(region_, static_cast<int64_t>(chunk), worker);
   const int64_t done = done_.fetch_add(1, std::memory_order_acq_rel) + 1;
   if (done == static_cast<int64_t>(chunks_of(ticket))) start_next(worker);
   return true;
@@ -128,7 +139,7 @@ void Pool::start_next(int worker) {
   done_.store(0, std::memory_order_relaxed);
   if (chunks == 0) finished_.store(true, std::memory_order_release);
   const uint64_t sequence = sequence_of(ticket_.load(std::memory_order_relaxed)) + 1;
-  ticket_.store(sequence << 2 * kFieldBits | static_cast<uint64_t>(chunks) << kFieldBits,
+  ticket_.store(sequence * kNextSequence | static_cast<uint64_t>(chunks) << 2 * kFieldBits,
                 std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     wake_.fetch_add(1, std::memory_order_seq_cst);

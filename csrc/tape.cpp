@@ -20,6 +20,9 @@ constexpr double kOperationsPerNs = 300;
 // Rows that are multiplied by the same panels before the next: their activations come from the
 // caches for each panel, while a panel comes from memory for each block of rows.
 constexpr int64_t kRowBlockBytes = 2 << 20;
+// From this many rows on, those of an integer product are cut in two halves, the front's and the
+// back's: then the pool's order keeps a thread at its own rows.
+constexpr int64_t kRowsToCut = 16;
 // Products of float rows take up to this many panels at a time; integer products take one.
 constexpr int64_t kPanelsTogether = 4;
 
@@ -113,8 +116,8 @@ struct Tape::Region {
   AttentionArgs attention{};
   int64_t count = 0;              // rows
   int64_t chunks = 0;
-  // linear: chunk c takes bundles [starts[c], starts[c + 1]) of the `row_blocks` blocks of rows, one
-  // block's after another's. A bundle is `bundle` panels.
+  // linear: chunk c takes bundles (of `bundle` panels) [starts[c], starts[c + 1]) of the `row_blocks`
+  // blocks of rows, one block's after another's.
   int64_t row_blocks = 0, bundle = 0;
   std::vector<int64_t> starts{};
 };
@@ -494,7 +497,11 @@ class Tape::Replay final : public Program {
         const int64_t block = start / bundles;
         const int64_t t0 = region.count * block / region.row_blocks;
         const int64_t t1 = region.count * (block + 1) / region.row_blocks;
-        const int64_t p0 = start % bundles * region.bundle;
+        // Threads that come from the back begin with the first panels, too: what one of them reads
+        // from memory the others find in a cache.
+        const bool is_mirrored = 2 * block >= region.row_blocks;
+        const int64_t at = start % bundles, b0 = is_mirrored ? bundles - at - size : at;
+        const int64_t p0 = b0 * region.bundle;
         const int64_t p1 = std::min(p0 + size * region.bundle, weight.panels());
         const bool is_integer = region.linear.xq.data != nullptr;
         (is_integer ? tape_.kernels_->linear_int : tape_.kernels_->linear_float)(region.linear, t0,
@@ -503,7 +510,11 @@ class Tape::Replay final : public Program {
       }
       case Op::Kind::attention: {
         AttentionPlan& plan = *tape_.plans_[tape_.ops_[region.first].plan];
-        plan.run(chunk, *tape_.kernels_, region.attention, *batch_, tape_.scratch_[worker].get());
+        // The longest units, which the plan has first, are begun first from both ends.
+        int64_t unit = chunk;
+        if (tape_.pool_->threads() > 1)
+          unit = 2 * chunk < region.chunks ? 2 * chunk : 2 * (region.chunks - chunk) - 1;
+        plan.run(unit, *tape_.kernels_, region.attention, *batch_, tape_.scratch_[worker].get());
         break;
       }
     }
@@ -586,21 +597,30 @@ class Tape::Replay final : public Program {
     const double bytes = static_cast<double>(weight.panels() * weight.panel_stride);
     const double operations = 2.0 * region.count * weight.outputs * weight.inputs;
     const double ns = std::max({1.0, bytes / kBytesPerNs, operations / kOperationsPerNs});
+    const bool is_integer = x.kind == Buffer::Kind::quantized;
     region.row_blocks = ceil_div(region.count * x.stride, kRowBlockBytes);
-    region.bundle = x.kind == Buffer::Kind::quantized ? 1 : kPanelsTogether;
+    if (is_integer && threads > 1 && region.count >= kRowsToCut)
+      region.row_blocks = round_up(region.row_blocks, 2);
+    region.bundle = is_integer ? 1 : kPanelsTogether;
     const int64_t bundles = ceil_div(weight.panels(), region.bundle);
     const int64_t total = bundles * region.row_blocks;
     const int64_t least = std::max<int64_t>(static_cast<int64_t>(total * kChunkNs / ns), 1);
-    // Guided self-scheduling: a chunk is half of a thread's share of what is left. The first are
-    // long, since each begins with memory that no cache has; the last are short, so that threads
-    // end together. 3 to 8 % over chunks of equal size with 8 to 512 rows.
-    region.starts.clear();
-    for (int64_t at = 0; at < total;) {
-      region.starts.push_back(at);
-      const int64_t share = threads > 1 ? ceil_div(total - at, 2 * threads) : total;
-      at += std::min(std::max(share, least), bundles - at % bundles);
+    // Guided self-scheduling, from both ends: a chunk is half of a thread's share of what is left.
+    // The first are long, since each begins with memory that no cache has; the last, in the middle,
+    // are short, so that threads end together. 3 to 8 % over chunks of equal size with 8 to 512
+    // rows.
+    std::vector<int64_t>& starts = region.starts;
+    starts.clear();
+    const int64_t half = total / 2;
+    for (int64_t at = 0; at < half;) {
+      starts.push_back(at);
+      const int64_t size = std::max(ceil_div(half - at, threads), least);
+      at += std::min({size, bundles - at % bundles, half - at});
     }
-    region.starts.push_back(total);
+    const size_t mirrored = starts.size();
+    if (2 * half < total) starts.push_back(half);
+    starts.push_back(total - half);
+    for (size_t i = mirrored; i-- > 0;) starts.push_back(total - starts[i]);
     region.chunks = static_cast<int64_t>(region.starts.size()) - 1;
   }
 
