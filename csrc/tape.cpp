@@ -20,9 +20,6 @@ constexpr double kOperationsPerNs = 300;
 // Rows that are multiplied by the same panels before the next: their activations come from the
 // caches for each panel, while a panel comes from memory for each block of rows.
 constexpr int64_t kRowBlockBytes = 2 << 20;
-// From this many rows on, those of an integer product are cut in two halves, the front's and the
-// back's: then the pool's order keeps a thread at its own rows.
-constexpr int64_t kRowsToCut = 16;
 // Products of float rows take up to this many panels at a time; integer products take one.
 constexpr int64_t kPanelsTogether = 4;
 
@@ -596,10 +593,13 @@ class Tape::Replay final : public Program {
 
     const double bytes = static_cast<double>(weight.panels() * weight.panel_stride);
     const double operations = 2.0 * region.count * weight.outputs * weight.inputs;
-    const double ns = std::max({1.0, bytes / kBytesPerNs, operations / kOperationsPerNs});
+    const double read_ns = bytes / kBytesPerNs, compute_ns = operations / kOperationsPerNs;
+    const double ns = std::max({1.0, read_ns, compute_ns});
     const bool is_integer = x.kind == Buffer::Kind::quantized;
     region.row_blocks = ceil_div(region.count * x.stride, kRowBlockBytes);
-    if (is_integer && threads > 1 && region.count >= kRowsToCut)
+    // Rows in two halves, the front's and the back's, keep a thread at its own rows. Each half reads
+    // the weights, so this is for products that wait little for memory even so.
+    if (is_integer && threads > 1 && compute_ns >= 2 * read_ns)
       region.row_blocks = round_up(region.row_blocks, 2);
     region.bundle = is_integer ? 1 : kPanelsTogether;
     const int64_t bundles = ceil_div(weight.panels(), region.bundle);

@@ -1,7 +1,7 @@
 // The products of linear_int with VNNI: four bytes of a row, broadcast, times four bytes of each of
 // 16 outputs in one vpdpbusd. A group of 32 takes a row 8 of these, and 2 multiplications for its
 // scale (3 with a minimum), all on the same two ports of Zen 4: at most 80 % (73 %) of the integer
-// peak.
+// peak. A tile reaches 77 to 78 % (71 %).
 #pragma once
 
 #include "linear_int_panel.h"
