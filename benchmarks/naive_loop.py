@@ -3,10 +3,9 @@ after another.
 
     python benchmarks/naive_loop.py [--sample 6] [--formats stored,int8,bfloat16]
 
-Prompts of 16 to 512 tokens, 16 to 256 tokens of output each, the same weights. transformers computes
-in float32 and in bfloat16, and the better of the two counts. The loop's speed does not depend on how
-many requests there are, so it plays a sample of them, spread over the lengths; Octavo plays all 64
-at once.
+Prompts of 16 to 512 tokens, 16 to 256 tokens of output each, the same weights. transformers
+computes in float32 and bfloat16, and the better of the two counts. The loop is as fast for a few
+requests as for many, so it plays a sample, spread over the lengths; Octavo plays all 64 at once.
 """
 
 from __future__ import annotations

@@ -511,7 +511,8 @@ class Tape::Replay final : public Program {
         int64_t unit = chunk;
         if (tape_.pool_->threads() > 1)
           unit = 2 * chunk < region.chunks ? 2 * chunk : 2 * (region.chunks - chunk) - 1;
-        plan.run(unit, *tape_.kernels_, region.attention, *batch_, tape_.scratch_[worker].get());
+        for (; unit < plan.units(); unit += region.chunks)
+          plan.run(unit, *tape_.kernels_, region.attention, *batch_, tape_.scratch_[worker].get());
         break;
       }
     }
@@ -570,7 +571,7 @@ class Tape::Replay final : public Program {
                             op.window,
                             op.softcap};
         AttentionPlan& plan = *tape_.plans_[op.plan];
-        region.chunks = plan.units();
+        region.chunks = std::min(plan.units(), Pool::kMaxChunks - 1);
         break;
       }
     }
