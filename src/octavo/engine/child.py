@@ -9,20 +9,22 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing.connection import Pipe
+from contextlib import closing, suppress
 
-# Signals: the terminal sends Ctrl-C to both processes; the parent drains and then closes the pipe.
-# The current folder (-P leaves it out) must not shadow modules before the parent's own path is set.
+from octavo.engine.channel import Channel
+
+# Signals: the terminal sends Ctrl-C to both processes; the parent drains and then closes the
+# channel. The current folder (-P leaves it out) must not shadow modules before the parent's own
+# path is set; it is the channel's first message.
 _COMMAND = """\
-import signal, sys
-from multiprocessing.connection import Connection
+import pickle, signal, socket, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-connection = Connection(int(sys.argv[1]))
-sys.path[:] = connection.recv()
+end = socket.socket(fileno=int(sys.argv[1]))
+size = int.from_bytes(end.recv(8, socket.MSG_WAITALL), "little")
+sys.path[:] = pickle.loads(end.recv(size, socket.MSG_WAITALL))
 from octavo.engine.child_main import run
-run(connection)
+run(end)
 """
 
 
@@ -30,28 +32,28 @@ class EngineChild:
     """A child process in which one engine can be built.
 
     Started before it is known what to build, it loads modules meanwhile. It outlives no parent: it
-    ends when the pipe does.
+    ends when the channel does.
     """
 
     def __init__(self, warm_up: Callable[[], object] | None = None) -> None:
         """warm_up: called at once in the child, so it must be picklable."""
-        self.connection, theirs = Pipe()
-        with theirs:
+        self.channel, theirs = Channel.pair()
+        with closing(theirs):
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno()), "octavo-engine"],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
-        with suppress(BrokenPipeError):
-            self.connection.send(sys.path)
-            self.connection.send(warm_up)
+        with suppress(EOFError):
+            self.channel.send(sys.path)
+            self.channel.send(warm_up)
 
     def begin(self, build: Callable[[], object]) -> None:
-        """Build this now. What comes of it, facts or a ConfigError, comes over the connection; what
+        """Build this now. What comes of it, facts or a ConfigError, comes over the channel; what
         goes wrong before that shows as its end.
         """
-        with suppress(BrokenPipeError):
-            self.connection.send(build)
+        with suppress(EOFError):
+            self.channel.send(build)
 
     def __enter__(self) -> EngineChild:
         return self
@@ -78,6 +80,7 @@ class EngineChild:
             self._process.wait(timeout_s)
 
     def kill(self) -> None:
-        """End it by force; harmless when it has ended."""
+        """End it by force, and the channel; harmless when it has ended."""
         self._process.kill()
         self._process.wait()
+        self.channel.close()

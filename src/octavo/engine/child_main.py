@@ -3,53 +3,37 @@
 from __future__ import annotations
 
 import gc
+import socket
 from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing.connection import Connection
+from contextlib import closing, suppress
 from typing import Any
 
 from octavo.core.errors import ConfigError
+from octavo.engine.channel import Channel
 from octavo.engine.driver import drive
 from octavo.engine.loop import EngineLoop
-from octavo.engine.messages import Close, Command, Report
 
 
-def run(connection: Connection) -> None:
+def run(end: socket.socket) -> None:
     """Warm up, build what the parent asks for, report it or why not, serve."""
     gc.disable()
-    with suppress(EOFError, ConnectionError):  # the parent is gone
-        if (warm_up := connection.recv()) is not None:
+    channel = Channel(end)
+    with closing(channel), suppress(EOFError):  # the parent is gone
+        if (warm_up := channel.receive()) is not None:
             warm_up()
-        build: Callable[[], tuple[EngineLoop, Any]] = connection.recv()
+        build: Callable[[], tuple[EngineLoop, Any]] = channel.receive()
         try:
             loop, facts = build()
         except ConfigError as error:
-            connection.send(error)
+            channel.send(error)
             return
-        connection.send(facts)
+        channel.send(facts)
         # What has been made so far stays: looking through it would hold steps up.
         gc.freeze()
         gc.enable()
-        _serve(loop, connection)
+        drive(
+            loop,
+            lambda wait: channel.receive_all(wait=wait),
+            lambda report: channel.send(report.packed()),
+        )
         gc.unfreeze()
-
-
-def _serve(loop: EngineLoop, connection: Connection) -> None:
-    def receive(wait: bool) -> list[Command]:
-        commands: list[Command] = []
-        try:
-            while (wait and not commands) or connection.poll():
-                commands.append(connection.recv())
-                if isinstance(commands[-1], Close):
-                    break
-        except ConnectionError:  # the parent is gone and has not read everything
-            raise EOFError from None
-        return commands
-
-    def send(report: Report) -> None:
-        try:
-            connection.send(report)
-        except OSError:
-            raise EOFError from None
-
-    drive(loop, receive, send)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from octavo.core.errors import RequestError
 from octavo.core.request import FinishReason, Request
@@ -42,3 +42,12 @@ class Report(NamedTuple):
     stats: EngineStats
     error: str | None = None
     closed: bool = False
+
+    def packed(self) -> tuple[Any, ...]:
+        """The same in plain tuples, which take a third of the time to pickle and to read."""
+        return self.answers, list(map(tuple, self.deltas)), tuple(self.stats), *self[3:]
+
+    @classmethod
+    def unpacked(cls, packed: tuple[Any, ...]) -> Report:
+        answers, deltas, stats, *rest = packed
+        return cls(answers, list(map(TokenDelta._make, deltas)), EngineStats._make(stats), *rest)

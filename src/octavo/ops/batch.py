@@ -38,15 +38,11 @@ class HostBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """`host` and its arrays on the device, with the KV cache: all that layers need besides the
-    activations.
+    """What layers need besides the activations: `host`, those of its arrays that they hand to ops,
+    and the KV cache.
     """
 
     host: HostBatch
     token_ids: Array
     positions: Array
-    kv_slots: Array
-    query_starts: Array
-    context_lens: Array
-    block_tables: Array
     kv_layers: tuple[KVLayer, ...]

@@ -59,9 +59,9 @@ class ModelRunner:
         batch = build_batch(self._slots, step.sequences, self._block_size)
         ctx = self._backend.batch_context(batch.host, self._kv_layers)
         outputs = [SequenceOutput(sequence.slot, ()) for sequence in step.sequences]
-        if len(batch.sampling):
-            rows = batch.host.query_starts[batch.sampling + 1].astype(np.int64) - 1
-            hidden, logits = self._forward_and_head(ctx, self._backend.from_host(rows))
+        if len(batch.shape.sampling):
+            rows = self._backend.from_host(batch.shape.sampling_rows)
+            hidden, logits = self._forward_and_head(ctx, rows)
             self._sample(logits, batch, outputs)
         else:
             hidden = self._forward(ctx)
@@ -88,11 +88,11 @@ class ModelRunner:
         """Sample the sequences that do, from a row of logits each, and put what came out into
         `outputs`.
         """
-        slots = batch.slots[batch.sampling]
+        slots = batch.shape.sampling_slots
         sampled = self._sampler.sample(logits, slots, self._slots.lengths[slots])
         self._slots.append_tokens(slots, sampled.token_ids)
         token_ids = sampled.token_ids.tolist()
-        for row, index in enumerate(batch.sampling.tolist()):
+        for row, index in enumerate(batch.shape.sampling.tolist()):
             slot = outputs[index].slot
             if row in sampled.errors:
                 outputs[index] = SequenceOutput(
@@ -123,7 +123,7 @@ class ModelRunner:
             if len(broken):
                 error = non_finite_error(slot, position + int(broken[0]) + 1)
                 return SequenceOutput(slot, (), error=error)
-            tokens = self._slots.token_ids[slot, position + 1 : stop + 1].astype(np.int64)
+            tokens = self._slots.token_ids[slot, position + 1 : stop + 1]
             records += token_logprobs(logits, tokens, num_top)
         return output._replace(prompt_logprobs=tuple(records))
 

@@ -13,21 +13,24 @@ from octavo.core.step import SlotBinding
 class Slots:
     """Tokens and block tables of up to `max_num_seqs` sequences.
 
-    Axes: N = max_num_seqs, L = max_model_len. token_ids (N, L) int32: known tokens, prompt first.
+    Axes: N = max_num_seqs, L = max_model_len. token_ids (N, L) int64: known tokens, prompt first.
     lengths (N,) int64: how many are known. num_prompt_tokens (N,) int64. block_tables (N, ceil(L /
-    block_size)) int32: the first num_blocks (N,) int64 are used, the rest is 0. prompt_logprobs:
-    how many top tokens to report for the prompt's tokens, None for no report.
+    block_size)) int32: the first num_blocks (N,) int64 are used, the rest is 0. kv_slots (N, L)
+    int64, rounded up to whole blocks: the same by position, block id * block_size + offset.
+    prompt_logprobs: how many top tokens to report for the prompt's tokens, None for no report.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         max_blocks = -(-max_model_len // block_size)
         # Zeroed memory is mapped when first touched: unused slots and lengths cost nothing.
-        self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int64)
         self.lengths = np.zeros(max_num_seqs, np.int64)
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self.block_tables = np.zeros((max_num_seqs, max_blocks), np.int32)
+        self.kv_slots = np.zeros((max_num_seqs, max_blocks * block_size), np.int64)
         self.num_blocks = np.zeros(max_num_seqs, np.int64)
         self.prompt_logprobs: list[int | None] = [None] * max_num_seqs
+        self._offsets = np.arange(block_size)
 
     def bind(self, binding: SlotBinding) -> None:
         """Forget the slot's last sequence; take the new one's tokens and an empty block table."""
@@ -50,7 +53,7 @@ class Slots:
             raise InvariantError(
                 f"slot {slot}: {end} blocks, but max_model_len needs {self.block_tables.shape[1]}"
             )
-        self.block_tables[slot, start:end] = block_ids
+        self._set_blocks(slot, slice(start, end), block_ids)
         self.num_blocks[slot] = end
 
     def replace_block(self, slot: int, index: int, block_id: int) -> None:
@@ -58,9 +61,16 @@ class Slots:
             raise InvariantError(
                 f"slot {slot}: no block {index} to replace, the table has {self.num_blocks[slot]}"
             )
-        self.block_tables[slot, index] = block_id
+        self._set_blocks(slot, slice(index, index + 1), (block_id,))
 
     def append_tokens(self, slots: np.ndarray, token_ids: np.ndarray) -> None:
         """One new token for each of `slots`. Shapes: (R,) int64, (R,) int64."""
-        self.token_ids[slots, self.lengths[slots]] = token_ids
-        self.lengths[slots] += 1
+        ends = self.lengths[slots]
+        self.token_ids[slots, ends] = token_ids
+        self.lengths[slots] = ends + 1
+
+    def _set_blocks(self, slot: int, where: slice, block_ids: Sequence[int]) -> None:
+        self.block_tables[slot, where] = block_ids
+        firsts = np.array(block_ids, np.int64) * len(self._offsets)
+        blocks = self.kv_slots[slot].reshape(-1, len(self._offsets))
+        blocks[where] = firsts[:, np.newaxis] + self._offsets

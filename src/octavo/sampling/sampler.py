@@ -41,6 +41,25 @@ class SampledRows(NamedTuple):
     refused: frozenset[int]
 
 
+class _Asked(NamedTuple):
+    """What the sequences of a batch's rows ask for; for each of its R rows but where said.
+
+    temperature, top_p, min_p (R,) float32, top_k (R,) int64. random_rows: those with a temperature,
+    and their seeds. edits: (row, sequence) of those that change their logits. logprobs: (number of
+    top tokens, rows) of those that want log-probabilities, so that one request for the whole
+    vocabulary doesn't make the others pay.
+    """
+
+    temperature: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+    min_p: np.ndarray
+    random_rows: np.ndarray
+    seeds: np.ndarray
+    edits: list[tuple[int, SequenceEdits]]
+    logprobs: list[tuple[int, np.ndarray]]
+
+
 class Sampler:
     """Holds what each slot's sequence asked for, and its penalties' counts.
 
@@ -59,6 +78,7 @@ class Sampler:
         self._seed = np.zeros(max_num_seqs, np.uint64)
         self._num_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, np.int64)
         self._edits: list[SequenceEdits | None] = [None] * max_num_seqs
+        self._last: tuple[bytes, _Asked] | None = None  # of the last rows' slots
 
     def bind(self, binding: SlotBinding) -> None:
         """A sequence takes a slot."""
@@ -71,6 +91,7 @@ class Sampler:
         self._num_logprobs[slot] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
         asked = SequenceEdits.are_asked_by(binding)
         self._edits[slot] = SequenceEdits(binding, self._vocab_size) if asked else None
+        self._last = None
 
     def sample(self, logits: Array, slots: np.ndarray, positions: np.ndarray) -> SampledRows:
         """Choose one token per row. `logits` is used up: its memory may be written to.
@@ -79,18 +100,14 @@ class Sampler:
         over the tokenizer's vocabulary: before penalties, biases, temperature and filters.
         Shapes: logits (R, V); slots, positions (R,) int64.
         """
+        asked = self._asked_by(slots)
         broken = non_finite_rows(logits)
         errors = {
             row: non_finite_error(int(slots[row]), int(positions[row]))
-            for row in np.flatnonzero(broken).tolist()
+            for row in broken.nonzero()[0].tolist()
         }
-        edited = [
-            (row, sequence)
-            for row, slot in enumerate(slots.tolist())
-            if (sequence := self._edits[slot]) is not None
-        ]
-        edits = merge_edits(edited, len(slots))
-        groups = self._rows_for_logprobs(logits, slots, copy=edits is not None)
+        edits = merge_edits(asked.edits, len(slots)) if asked.edits else None
+        groups = self._rows_for_logprobs(logits, asked, copy=edits is not None)
         refused: list[int] = []
         if edits is not None:
             logits = adjust_logits(logits, edits)
@@ -102,8 +119,8 @@ class Sampler:
                     "bad_words and min_tokens forbid all, or a penalty is too large; relax them"
                 )
             broken = broken | impossible
-        token_ids = self._choose(logits, slots, positions, broken)
-        for row, sequence in edited:
+        token_ids = self._choose(logits, asked, positions, broken)
+        for row, sequence in asked.edits:
             sequence.observe(int(token_ids[row]))
         logprobs: dict[int, TokenLogprobs] = {}
         for num_top, rows, rows_logits in groups:
@@ -111,41 +128,55 @@ class Sampler:
             logprobs.update(zip(rows.tolist(), records, strict=True))
         return SampledRows(token_ids, logprobs, errors, frozenset(refused))
 
-    def _choose(
-        self, logits: Array, slots: np.ndarray, positions: np.ndarray, broken: np.ndarray
-    ) -> np.ndarray:
-        # A broken row's choice is thrown away; arg-max is defined for any logits.
-        temperature = np.where(broken, np.float32(0), self._temperature[slots])
-        random_rows = np.flatnonzero(temperature)
-        uniform = np.zeros(len(slots))
-        if len(random_rows):
-            seeds = self._seed[slots[random_rows]]
-            uniform[random_rows] = uniforms(seeds, positions[random_rows].astype(np.uint64))
-        token_ids = sample(
-            logits,
+    def _asked_by(self, slots: np.ndarray) -> _Asked:
+        """Kept for the next step, which mostly has the same rows."""
+        key = slots.tobytes()
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
+        temperature, num_logprobs = self._temperature[slots], self._num_logprobs[slots]
+        random_rows = temperature.nonzero()[0]
+        asked = _Asked(
             temperature,
             self._top_k[slots],
             self._top_p[slots],
             self._min_p[slots],
-            uniform,
+            random_rows,
+            self._seed[slots[random_rows]],
+            [
+                (row, sequence)
+                for row, slot in enumerate(slots.tolist())
+                if (sequence := self._edits[slot]) is not None
+            ],
+            [
+                (num_top, np.flatnonzero(num_logprobs == num_top))
+                for num_top in np.unique(num_logprobs).tolist()
+                if num_top != _NO_LOGPROBS
+            ],
         )
-        return np.where(broken, 0, token_ids)
+        self._last = (key, asked)
+        return asked
+
+    def _choose(
+        self, logits: Array, asked: _Asked, positions: np.ndarray, broken: np.ndarray
+    ) -> np.ndarray:
+        # A broken row's choice is thrown away; arg-max is defined for any logits.
+        temperature = asked.temperature * ~broken
+        uniform = np.zeros(len(positions))
+        if len(rows := asked.random_rows):
+            uniform[rows] = uniforms(asked.seeds, positions[rows].astype(np.uint64))
+        token_ids: np.ndarray = sample(
+            logits, temperature, asked.top_k, asked.top_p, asked.min_p, uniform
+        )
+        token_ids[broken] = 0
+        return token_ids
 
     def _rows_for_logprobs(
-        self, logits: Array, slots: np.ndarray, *, copy: bool
+        self, logits: Array, asked: _Asked, *, copy: bool
     ) -> list[tuple[int, np.ndarray, Array]]:
-        """(number of top tokens, rows, their logits) for the rows that ask for log-probabilities.
-
-        Rows are grouped by number, so that one request for the whole vocabulary doesn't make the
-        others pay.
-        """
-        asked = self._num_logprobs[slots]
-        groups = []
-        for num_top in np.unique(asked[asked != _NO_LOGPROBS]).tolist():
-            rows = np.flatnonzero(asked == num_top)
-            if copy or len(rows) < len(slots):
-                rows_logits = take_rows(logits, self._backend.from_host(rows))
-            else:
-                rows_logits = logits
-            groups.append((num_top, rows, rows_logits))
-        return groups
+        """(number of top tokens, rows, their logits), for the rows that ask for any."""
+        return [
+            (num_top, rows, take_rows(logits, self._backend.from_host(rows)))
+            if copy or len(rows) < logits.shape[0]
+            else (num_top, rows, logits)
+            for num_top, rows in asked.logprobs
+        ]

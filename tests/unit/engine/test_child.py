@@ -58,7 +58,7 @@ def test_it_ends_when_its_parent_does(capfd: pytest.CaptureFixture[str]) -> None
         child = EngineChild()
         if build is not None:
             child.begin(build)
-        child.connection.close()
+        child.channel.close()
         child.wait(20)
         assert child.exit_code == 0
     assert capfd.readouterr().err == ""

@@ -40,8 +40,10 @@ def test_layout_of_a_mixed_batch(slots: Slots) -> None:
     assert host.query_starts.tolist() == [0, 6, 7]
     assert host.context_lens.tolist() == [9, 3]
     assert host.block_tables.tolist() == [[7, 3, 9], [5, 0, 0]]
-    assert batch.sampling.tolist() == [1]
-    assert batch.slots.tolist() == [2, 0]
+    assert batch.shape.sampling.tolist() == [1]
+    assert batch.shape.sampling_slots.tolist() == [0]
+    assert batch.shape.sampling_rows.tolist() == [6]
+    assert batch.shape.slots.tolist() == [2, 0]
     assert batch.starts.tolist() == [3, 2]
     for name in ("token_ids", "positions", "kv_slots"):
         assert getattr(host, name).dtype == np.int64

@@ -97,7 +97,7 @@ class NativeBackend:
 
     def from_host(self, array: np.ndarray) -> NativeArray:
         """Shares the memory of a contiguous array."""
-        dtype = np.int64 if np.issubdtype(array.dtype, np.integer) else np.float32
+        dtype = np.int64 if array.dtype.kind in "iu" else np.float32
         return NativeArray.of(self.runtime, np.ascontiguousarray(array, dtype))
 
     def to_host(self, array: Array) -> np.ndarray:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.native import _native
 from octavo.ops.native.array import NativeArray
@@ -22,17 +20,9 @@ class NativeKVLayer(KVLayer):
 def batch_context(
     runtime: Runtime, host: HostBatch, kv_layers: tuple[KVLayer, ...]
 ) -> BatchContext:
-    def array(values: np.ndarray) -> NativeArray:
-        return NativeArray.of(runtime, values)
-
-    host = host._replace(block_tables=np.ascontiguousarray(host.block_tables))
     return BatchContext(
         host=host,
-        token_ids=array(host.token_ids),
-        positions=array(host.positions),
-        kv_slots=array(host.kv_slots),
-        query_starts=array(host.query_starts),
-        context_lens=array(host.context_lens),
-        block_tables=array(host.block_tables),
+        token_ids=NativeArray.of(runtime, host.token_ids),
+        positions=NativeArray.of(runtime, host.positions),
         kv_layers=kv_layers,
     )

@@ -45,6 +45,7 @@ class TapeOp:
     and replays it at once.
 
     flowing: the parameters that are arrays of a step; the others are constants of a recording.
+    Without any, `function` works on arrays in memory itself.
     """
 
     def __init__(self, op: Op[..., Any], function: Callable[..., Any], flowing: tuple[str, ...]):
@@ -53,6 +54,8 @@ class TapeOp:
         self._flowing = flowing
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._flowing:
+            return self._function(*args, **kwargs)
         given = self.__signature__.bind(*args, **kwargs).arguments
         flowing = [name for name in self._flowing if name in given]
         arrays = [given[name] for name in flowing]

@@ -95,13 +95,13 @@ class Recording:
         for arg in args:
             if isinstance(arg, NativeArray):
                 values = arg.values
-                is_index = values.dtype == np.int64
+                is_index = values.dtype.kind == "i"
                 inputs.append(values if is_index else values.reshape(len(values), -1))
                 sizes[ROWS if is_index else TOKENS] = len(values)
             elif isinstance(arg, BatchContext):
                 host = arg.host
                 inputs += [host.token_ids, host.positions]
-                batch = (*host[:3], *host[3:])
+                batch = tuple(host)
                 sizes[TOKENS] = len(host.token_ids)
         if timed:
             outputs, self._times = self._tape.run(
@@ -158,5 +158,5 @@ def _kind(arg: object) -> object:
     if isinstance(arg, NativeArray):
         return arg.values.dtype, arg.shape[1:]
     if isinstance(arg, BatchContext):
-        return tuple(map(id, arg.kv_layers))
+        return arg.kv_layers
     raise InvariantError(f"a recorded function takes arrays and contexts, not {type(arg)}")

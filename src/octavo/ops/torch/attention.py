@@ -31,7 +31,7 @@ from octavo.ops.torch.batch import TorchBatchContext, TorchKVLayer
 def write_kv(
     keys: torch.Tensor, values: torch.Tensor, cache: TorchKVLayer, ctx: BatchContext
 ) -> None:
-    slots = cast(torch.Tensor, ctx.kv_slots)
+    slots = cast(TorchBatchContext, ctx).kv_slots
     for source, target in ((keys, cache.keys), (values, cache.values)):
         target.view(-1, *target.shape[2:]).index_copy_(0, slots, source.to(target.dtype))
 

@@ -169,11 +169,8 @@ class TorchBackend:
             host=host,
             token_ids=self.from_host(host.token_ids),
             positions=self.from_host(host.positions),
-            kv_slots=self.from_host(host.kv_slots),
-            query_starts=self.from_host(host.query_starts),
-            context_lens=self.from_host(host.context_lens),
-            block_tables=self.from_host(host.block_tables),
             kv_layers=kv_layers,
+            kv_slots=self.from_host(host.kv_slots),
         )
 
     def compile(self, function: F) -> F:

@@ -23,6 +23,9 @@ class TorchKVLayer(KVLayer):
 
 @dataclass(frozen=True, slots=True)
 class TorchBatchContext(BatchContext):
-    """`plans`: filled by the first layer of each kind, used by the others."""
+    """kv_slots: the host's, on the device. plans: filled by the first layer of each kind, used by
+    the others.
+    """
 
+    kv_slots: torch.Tensor
     plans: dict[PlanKey, AttentionPlan] = field(default_factory=dict)
