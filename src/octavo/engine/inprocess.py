@@ -17,6 +17,8 @@ class InProcessEngine(EngineClient):
     def __init__(self, build: Build) -> None:
         super().__init__(build)
         self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._reports: list[Report] = []
+        self._reports_lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     async def start(self) -> None:
@@ -24,8 +26,13 @@ class InProcessEngine(EngineClient):
         event_loop = asyncio.get_running_loop()
 
         def send(report: Report) -> None:
+            with self._reports_lock:
+                self._reports.append(report)
+                if len(self._reports) > 1:
+                    return  # the event loop knows
+            # Were it woken for each, a fast engine could fill the pipe that also brings it signals.
             try:
-                event_loop.call_soon_threadsafe(self._take, report)
+                event_loop.call_soon_threadsafe(self._take_all)
             except RuntimeError:  # the event loop is closed
                 raise EOFError from None
 
@@ -35,6 +42,12 @@ class InProcessEngine(EngineClient):
         self._thread.daemon = True  # a crash of the server must not hang on it
         self._thread.start()
         self._is_started = True
+
+    def _take_all(self) -> None:
+        with self._reports_lock:
+            reports, self._reports = self._reports, []
+        for report in reports:
+            self._take(report)
 
     def _receive(self, wait: bool) -> list[Command]:
         commands = [self._commands.get()] if wait else []

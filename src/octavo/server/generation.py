@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -90,11 +91,10 @@ class _Prompt:
 
 
 class Generation(AbstractAsyncContextManager["Generation"]):
-    """Accepted requests, read to their end as one iteration of `Piece`s.
+    """Accepted requests, read to their end as one sequence of `Piece`s.
 
     All requests have the same `n`. Leaving the context aborts whatever still runs and calls
-    `on_exit`. The iteration raises RequestError if a sequence fails (the others are then aborted),
-    EngineDeadError if the engine dies.
+    `on_exit`.
     """
 
     def __init__(
@@ -113,6 +113,8 @@ class Generation(AbstractAsyncContextManager["Generation"]):
             _Prompt(request, stream, RequestRecord(metrics, request), tokenizer)
             for request, stream in zip(requests, streams, strict=True)
         ]
+        self._num_unfinished = self.num_choices
+        self._failure: RequestError | None = None
         self.usage = Usage(sum(request.num_prompt_tokens for request in requests))
 
     @property
@@ -120,7 +122,7 @@ class Generation(AbstractAsyncContextManager["Generation"]):
         return len(self._prompts) * self._n
 
     def abort(self) -> None:
-        """End what still runs; the iteration goes on to the final pieces."""
+        """End what still runs; the final pieces come nevertheless."""
         for prompt in self._prompts:
             prompt.stream.abort()
 
@@ -131,23 +133,48 @@ class Generation(AbstractAsyncContextManager["Generation"]):
             prompt.record.lost(FinishReason.ABORT, now)
         self._on_exit(self)
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
-        failure: RequestError | None = None
+    async def deliver(self, take: Callable[[Piece], None]) -> None:
+        """Call `take` with each piece as it comes, until all sequences have ended.
+
+        Raises RequestError if one fails (the others are then aborted), EngineDeadError if the
+        engine dies, and what `take` raises.
+        """
+        ended = asyncio.get_running_loop().create_future()
+
+        def hear(number: int, item: TokenDelta | EngineDeadError) -> None:
+            if ended.done():
+                return
+            try:
+                if isinstance(item, EngineDeadError):
+                    raise item
+                self._hear(number, item, take)
+            except Exception as error:  # noqa: BLE001 - raised where the end is awaited
+                ended.set_exception(error)
+            else:
+                if self._num_unfinished == 0:
+                    ended.set_result(None)
+
+        for number, prompt in enumerate(self._prompts):
+            prompt.stream.listen(partial(hear, number))
         try:
-            async for number, delta in _merged([prompt.stream for prompt in self._prompts]):
-                piece = self._take(number, delta)
-                if delta.finish_reason is FinishReason.ERROR and failure is None:
-                    failure = _failure(delta)
-                    self.abort()
-                if piece is not None and failure is None:
-                    yield piece
+            await ended
         except EngineDeadError:
             now = self._clock()
             for prompt in self._prompts:
                 prompt.record.lost(FinishReason.ERROR, now)
             raise
-        if failure is not None:
-            raise failure
+        if self._failure is not None:
+            raise self._failure
+
+    def _hear(self, number: int, delta: TokenDelta, take: Callable[[Piece], None]) -> None:
+        piece = self._take(number, delta)
+        if delta.finish_reason is not None:
+            self._num_unfinished -= 1
+            if delta.finish_reason is FinishReason.ERROR and self._failure is None:
+                self._failure = _failure(delta)
+                self.abort()
+        if piece is not None and self._failure is None:
+            take(piece)
 
     def _take(self, number: int, delta: TokenDelta) -> Piece | None:
         """Account for a delta; None if it adds nothing to the reply."""
@@ -191,8 +218,7 @@ class Generation(AbstractAsyncContextManager["Generation"]):
 async def collect(generation: Generation) -> list[Piece]:
     """Each choice of the reply as one piece."""
     pieces: list[list[Piece]] = [[] for _ in range(generation.num_choices)]
-    async for piece in generation:
-        pieces[piece.choice].append(piece)
+    await generation.deliver(lambda piece: pieces[piece.choice].append(piece))
     return [_joined(of_choice) for of_choice in pieces]
 
 
@@ -214,36 +240,3 @@ def _failure(delta: TokenDelta) -> RequestError:
     if delta.is_refusal:
         return RequestError(message)
     return RequestError(f"{SERVER_ERROR} ({message})", status=500)
-
-
-async def _merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, TokenDelta]]:
-    """The deltas of several streams as they come, each with its stream's number."""
-    if len(streams) == 1:  # spare the common case a task and a queue
-        async for delta in streams[0]:
-            yield 0, delta
-        return
-    arrived: asyncio.Queue[tuple[int, TokenDelta | EngineDeadError | None]] = asyncio.Queue()
-
-    async def pump(number: int, stream: RequestStream) -> None:
-        try:
-            async for delta in stream:
-                arrived.put_nowait((number, delta))
-        except EngineDeadError as error:
-            arrived.put_nowait((number, error))
-        else:
-            arrived.put_nowait((number, None))
-
-    pumps = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(streams)]
-    try:
-        num_open = len(streams)
-        while num_open:
-            number, item = await arrived.get()
-            if item is None:
-                num_open -= 1
-            elif isinstance(item, EngineDeadError):
-                raise item
-            else:
-                yield number, item
-    finally:
-        for task in pumps:
-            task.cancel()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo.server.begun import begun
 from octavo.server.errors import error_body, server_error
 from octavo.server.generation import Generation, Piece
 from octavo.server.offload import offloaded
@@ -117,6 +119,7 @@ class EventStream(Response):
         self._writer = writer
         self._keep_alive_seconds = keep_alive_seconds
         self._last_sent = 0.0
+        self._unsent: deque[Piece] = deque()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with (
@@ -125,21 +128,48 @@ class EventStream(Response):
             self._kept_alive(send),
         ):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            end = await self._send_chunks(send)
+            end = await self._send_all(send)
         await send({"type": "http.response.body", "body": end + DONE, "more_body": False})
 
-    async def _send_chunks(self, send: Send) -> bytes:
+    async def _send_all(self, send: Send) -> bytes:
         """Send all chunks; what the stream ends with, usage or an error."""
-        now = asyncio.get_running_loop().time
+        sending: asyncio.Task[None] | None = None
+
+        def take(piece: Piece) -> None:
+            nonlocal sending
+            self._unsent.append(piece)
+            if sending is not None and sending.done():
+                sending = sending.result()  # raises what it raised
+            if sending is None:
+                # As a rule the chunk is in the socket when this returns, and no task was needed.
+                sending = begun(self._send_pieces(send))
+
+        async def sent() -> None:
+            if sending is not None:
+                await sending
+
         try:
-            async for piece in self._generation:
-                data = await offloaded(piece.is_large, partial(self._writer.chunk, piece))
-                if data:
-                    self._last_sent = now()
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            try:
+                await self._generation.deliver(take)
+            except Exception:
+                await sent()  # what came before the failure
+                raise
+            await sent()
         except Exception as error:  # noqa: BLE001 - logged where unexpected, and told to the client
             return f"data: {to_json(error_body(server_error(error)))}\n\n".encode()
+        finally:
+            if sending is not None:
+                sending.cancel()
         return self._writer.last()
+
+    async def _send_pieces(self, send: Send) -> None:
+        """Send what is unsent, in order; waits for the client where that is too slow."""
+        while self._unsent:
+            piece = self._unsent.popleft()
+            data = await offloaded(piece.is_large, partial(self._writer.chunk, piece))
+            if data:
+                self._last_sent = asyncio.get_running_loop().time()
+                await send({"type": "http.response.body", "body": data, "more_body": True})
 
     @asynccontextmanager
     async def _kept_alive(self, send: Send) -> AsyncIterator[None]:
