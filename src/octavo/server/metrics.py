@@ -31,7 +31,7 @@ _ENGINE = "0"
 
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _MAX_UNOBSERVED = 4096
-"""Steps that are kept for the histogram of their sizes until somebody looks."""
+"""Values that are kept for a histogram until somebody looks."""
 _FIRST_TOKEN_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
     1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
@@ -68,15 +68,16 @@ class Metrics:
         self._prefix = prefix
         self._values = (model_name, _ENGINE)
         self._stats = self._shown = EngineStats()
-        self._unobserved: list[int] = []
         self._families: dict[str, Counter] = {}
         lengths = _one_two_five(max_model_len)
 
         self._running = self._gauge("num_requests_running", "Sequences that hold a slot.")
         self._waiting = self._gauge("num_requests_waiting", "Sequences that wait for one.")
         self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
-        self._step_tokens = self._histogram(
-            "iteration_tokens_total", "Tokens computed per engine step.", _STEP_TOKENS
+        self._step_tokens = _LazyHistogram(
+            self._histogram(
+                "iteration_tokens_total", "Tokens computed per engine step.", _STEP_TOKENS
+            )
         )
         self._prefix_queries = self._counter(
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
@@ -98,7 +99,9 @@ class Metrics:
             )
             for source in ("local_compute", "local_cache_hit")
         ]
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.num_generated = 0
+        """Tokens that `exposition` has yet to count."""
         self.num_prompt_tokens = self._histogram(
             "request_prompt_tokens", "Prompt tokens of a request.", lengths
         )
@@ -125,8 +128,10 @@ class Metrics:
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_SECONDS
         )
-        self.inter_token = self._histogram(
-            "inter_token_latency_seconds", "Between a sequence's deliveries.", _TOKEN_SECONDS
+        self.inter_token = _LazyHistogram(
+            self._histogram(
+                "inter_token_latency_seconds", "Between a sequence's deliveries.", _TOKEN_SECONDS
+            )
         )
         self.per_output_token = self._histogram(
             "request_time_per_output_token_seconds",
@@ -165,9 +170,7 @@ class Metrics:
         take a tenth of a millisecond of each step.
         """
         if stats.total_steps != self._stats.total_steps:
-            self._unobserved.append(stats.step_tokens)
-            if len(self._unobserved) >= _MAX_UNOBSERVED:
-                self._observe_steps()
+            self._step_tokens.observe(stats.step_tokens)
         self._stats = stats
 
     def exposition(self) -> bytes:
@@ -179,14 +182,12 @@ class Metrics:
         self._prefix_queries.inc(stats.total_prefix_queries - last.total_prefix_queries)
         self._prefix_hits.inc(stats.total_prefix_hits - last.total_prefix_hits)
         self._preemptions.inc(stats.total_preemptions - last.total_preemptions)
-        self._observe_steps()
+        self._step_tokens.catch_up()
+        self.inter_token.catch_up()
+        self._generation_tokens.inc(self.num_generated)
+        self.num_generated = 0
         self._shown = stats
         return generate_latest(self.registry)
-
-    def _observe_steps(self) -> None:
-        for num_tokens in self._unobserved:
-            self._step_tokens.observe(num_tokens)
-        self._unobserved.clear()
 
     def _gauge(self, name: str, doc: str) -> Gauge:
         metric = Gauge(self._name(name), doc, _LABELS, registry=self.registry)
@@ -211,6 +212,26 @@ class Metrics:
 
     def _name(self, name: str) -> str:
         return f"{self._prefix}:{name}"
+
+
+class _LazyHistogram:
+    """A histogram that takes its values when somebody looks: each would cost 5 us or more between
+    two tokens.
+    """
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._unobserved: list[float] = []
+
+    def observe(self, value: float) -> None:
+        self._unobserved.append(value)
+        if len(self._unobserved) >= _MAX_UNOBSERVED:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        for value in self._unobserved:
+            self._histogram.observe(value)
+        self._unobserved.clear()
 
 
 class RequestRecord:
@@ -238,7 +259,7 @@ class RequestRecord:
             metrics.inter_token.observe(now - self._last[index])
         self._last[index] = now
         self._num_tokens[index] += num_tokens
-        metrics.generation_tokens.inc(num_tokens)
+        metrics.num_generated += num_tokens
 
     def ended(
         self,

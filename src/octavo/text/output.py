@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from octavo.core.errors import InvariantError
 from octavo.text.detokenizer import IncrementalDetokenizer
@@ -11,8 +11,7 @@ from octavo.text.stop_strings import StopStringMatcher
 from octavo.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """What one push adds to a sequence's text."""
 
     text: str
