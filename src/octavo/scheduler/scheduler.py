@@ -29,6 +29,7 @@ from octavo.scheduler.plan import StepInFlight, StepPlan
 from octavo.scheduler.policies import Policy
 from octavo.scheduler.residency import Residency, slot_of
 from octavo.scheduler.sequence import Sequence
+from octavo.scheduler.totals import Totals
 from octavo.scheduler.waiting import WaitingQueue
 
 _ORDER = attrgetter("order")
@@ -70,7 +71,7 @@ class Scheduler:
         self._in_flight: deque[StepInFlight] = deque()
         self._num_unstarted = 0  # requests that have not been scheduled yet
         self._num_added = 0
-        self._stats = EngineStats()
+        self._totals = Totals()
 
     # --- requests come and go -----------------------------------------------------------------
 
@@ -130,11 +131,8 @@ class Scheduler:
         self._pool.forget_prefixes()
 
     def stats(self) -> EngineStats:
-        return self._stats._replace(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting) + sum(map(len, self._forks.values())),
-            kv_usage=self._pool.usage,
-        )
+        num_waiting = len(self._waiting) + sum(map(len, self._forks.values()))
+        return self._totals.stats(len(self._running), num_waiting, self._pool.usage)
 
     # --- a step: schedule ---------------------------------------------------------------------
 
@@ -147,9 +145,11 @@ class Scheduler:
         if not plan.scheduled:
             return None
         num_tokens = self._max_num_batched_tokens - plan.budget
-        step_id = self._stats.total_steps + 1
-        self._stats = self._stats._replace(total_steps=step_id, step_tokens=num_tokens)
-        step = ScheduledStep(step_id, plan.bindings, plan.scheduled, plan.copies, num_tokens)
+        self._totals.steps += 1
+        self._totals.step_tokens = num_tokens
+        step = ScheduledStep(
+            self._totals.steps, plan.bindings, plan.scheduled, plan.copies, num_tokens
+        )
         self._in_flight.append(StepInFlight(step, plan.sequences))
         self._residency.step_began()
         return step
@@ -241,7 +241,7 @@ class Scheduler:
         self._residency.stop(sequence)
         sequence.num_written = sequence.num_computed = 0
         sequence.num_preemptions += 1
-        self._stats = self._stats._replace(total_preemptions=self._stats.total_preemptions + 1)
+        self._totals.preemptions += 1
         self._waiting.push(sequence)
 
     # --- a step: update -----------------------------------------------------------------------
@@ -252,7 +252,7 @@ class Scheduler:
         if output.step_id != done.step.step_id:
             raise InvariantError(f"output of step {output.step_id}, expected {done.step.step_id}")
         self._residency.step_ended()
-        deltas, num_generated = [], 0
+        deltas = []
         for sequence, planned, result in zip(
             done.sequences, done.step.sequences, output.sequences, strict=True
         ):
@@ -268,11 +268,8 @@ class Scheduler:
                 sequence.prompt_logprobs[planned.start + 1 :] = result.prompt_logprobs
             if planned.samples:
                 delta = self._append_tokens(sequence, result, now)
-                num_generated += len(delta.token_ids)
+                self._totals.generated_tokens += len(delta.token_ids)
                 deltas.append(delta)
-        self._stats = self._stats._replace(
-            total_generated_tokens=self._stats.total_generated_tokens + num_generated
-        )
         return deltas
 
     def _append_tokens(self, sequence: Sequence, result: SequenceOutput, now: float) -> TokenDelta:
@@ -363,13 +360,10 @@ class Scheduler:
     def _count_first_start(self, sequence: Sequence, num_cached: int) -> None:
         sequence.num_cached_tokens = num_cached
         self._num_unstarted -= 1
-        stats = self._stats
-        queries = sequence.num_prompt_tokens if self._pool.enable_prefix_caching else 0
-        self._stats = stats._replace(
-            total_prompt_tokens=stats.total_prompt_tokens + sequence.num_prompt_tokens,
-            total_prefix_queries=stats.total_prefix_queries + queries,
-            total_prefix_hits=stats.total_prefix_hits + num_cached,
-        )
+        self._totals.prompt_tokens += sequence.num_prompt_tokens
+        if self._pool.enable_prefix_caching:
+            self._totals.prefix_queries += sequence.num_prompt_tokens
+        self._totals.prefix_hits += num_cached
 
     def _check_request(self, request: Request) -> None:
         if request.request_id in self._sequences:
