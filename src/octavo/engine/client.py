@@ -168,6 +168,7 @@ class EngineClient(ABC):
 
     def _take(self, report: Report) -> None:
         """Hand a report's news to those who wait for it. Called on the event loop."""
+        self.stats = report.stats
         for request_id, refusal in report.answers:
             answer = self._answers.pop(request_id)
             if refusal is not None:
@@ -182,7 +183,6 @@ class EngineClient(ABC):
             stream.put(delta)
             if stream.num_unfinished == 0:
                 del self._streams[delta.request_id]
-        self.stats = report.stats
         if report.error is not None:
             self._die(report.error)
         elif report.closed:

@@ -63,11 +63,14 @@ class Usage:
         self.completion_tokens = 0
         self.cached_tokens = 0
 
-    def body(self) -> dict[str, object]:
+    def body(self, completion_tokens: int | None = None) -> dict[str, object]:
+        """completion_tokens: of a part of the reply; None is all that have come."""
+        if completion_tokens is None:
+            completion_tokens = self.completion_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
+            "completion_tokens": completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 

@@ -51,6 +51,7 @@ class ChunkWriter:
         self._head = f'data: {to_json(envelope)[:-1]},"choices":['
         self._opened = [f"{self.open(i)}{self.before_text}" for i in range(generation.num_choices)]
         self._is_started = [False] * generation.num_choices
+        self._num_tokens = 0  # in the chunks so far; more may have come
 
     def open(self, choice: int) -> str:
         """A chunk up to the first field of its choice."""
@@ -66,6 +67,7 @@ class ChunkWriter:
 
     def chunk(self, piece: Piece) -> bytes:
         """The piece's events; empty if there is nothing to tell yet."""
+        self._num_tokens += len(piece.token_ids)
         text, lead = piece.text, ""
         if not (text or piece.finish_reason or piece.logprobs or self._is_continuous):
             return b""
@@ -92,7 +94,7 @@ class ChunkWriter:
     def close(self) -> str:
         """What follows the fields of a choice."""
         if self._is_continuous:
-            return f'}}],"usage":{to_json(self._usage.body())}}}\n\n'
+            return f'}}],"usage":{to_json(self._usage.body(self._num_tokens))}}}\n\n'
         return '}],"usage":null}\n\n' if self._wants_usage else "}]}\n\n"
 
 
