@@ -51,15 +51,22 @@ class Channel:
 
     def receive_all(self, *, wait: bool) -> list[Any]:
         """The messages that have come; waits for one if asked to."""
+        end: EOFError | None = None
         try:
             while self._read(socket.MSG_DONTWAIT) == _READ_BYTES:
                 pass
         except BlockingIOError:
             pass
+        except EOFError as error:  # what came before it is still to be taken
+            end = error
         messages = []
         while (data := self._next()) is not None:
             messages.append(pickle.loads(data))
-        return [self.receive()] if wait and not messages else messages
+        if messages or (end is None and not wait):
+            return messages
+        if end is not None:
+            raise end
+        return [self.receive()]
 
     def _read(self, flags: int) -> int:
         """Take more bytes in; their number."""

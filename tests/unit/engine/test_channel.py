@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -70,6 +71,19 @@ def test_the_end_of_the_other_end(ends: tuple[Channel, Channel]) -> None:
         other.receive()
     with pytest.raises(EOFError):
         other.send("hello?")
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_what_came_before_the_end_is_taken_first(wait: bool) -> None:
+    overhead = 8 + len(pickle.dumps(bytes(60_000), pickle.HIGHEST_PROTOCOL)) - 60_000
+    message = bytes((1 << 16) - overhead)  # as much as one read takes, so another one follows
+    one, other = Channel.pair()
+    with closing(other):
+        one.send(message)
+        one.close()
+        assert other.receive_all(wait=wait) == [message]
+        with pytest.raises(EOFError):
+            other.receive_all(wait=wait)
 
 
 def test_an_end_that_has_not_read_everything_is_gone_too(ends: tuple[Channel, Channel]) -> None:
