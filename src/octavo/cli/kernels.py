@@ -5,9 +5,11 @@ else.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from octavo.config import BackendConfig
 from octavo.ops.backend import load_backend
+from octavo.ops.op import Choice
 
 
 def kernels(config: BackendConfig, *, as_json: bool) -> None:
@@ -16,7 +18,7 @@ def kernels(config: BackendConfig, *, as_json: bool) -> None:
     """
     backend = load_backend(config.backend, device=config.device)
     dtype, _ = backend.resolve_dtype("auto", "bfloat16")
-    choices = sorted(backend.choose(dtype, config.kernels), key=lambda choice: choice.op)
+    choices = _different(backend.choose(dtype, config.kernels))
     instruction_sets = _instruction_sets() if backend.name == "native" else []
     if as_json:
         report = {
@@ -55,6 +57,16 @@ def kernels(config: BackendConfig, *, as_json: bool) -> None:
         print(f"{chosen}  {choice.reason}")
         for name, reason in choice.rejected:
             print(f"{'':{op_width}}  not {name}: {reason}")
+
+
+def _different(choices: Iterable[Choice]) -> list[Choice]:
+    """By op. Where an op takes two types of arrays, which `--kernels` can't tell apart, equal
+    choices are one.
+    """
+    by_content = {
+        (one.op, one.implementation.name, one.reason, one.rejected): one for one in choices
+    }
+    return sorted(by_content.values(), key=lambda choice: choice.op)
 
 
 def _instruction_sets() -> list[dict[str, str]]:

@@ -12,6 +12,7 @@ import pytest
 from octavo import machine
 from octavo.cli.doctor import collect
 from octavo.cli.main import main
+from octavo.ops import OPS
 from octavo.weights import Checkpoint
 
 
@@ -95,7 +96,9 @@ def test_kernels_prints_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
         runs = f"can't run here: {entry['problem']}" if entry["problem"] else "runs here"
         assert entry["tested"]
         assert re.search(rf"^  {entry['name']} +{runs}; tested {entry['tested']}$", text, re.M)
-    assert {"linear", "paged_attention"} <= {entry["op"] for entry in report["ops"]}
+    listed = [entry["op"] for entry in report["ops"]]
+    assert listed == sorted(OPS)  # each once, though `embedding` takes two types of arrays
+    assert re.findall(r"^(\w+) +\S+ +(?:asked for|the )", text, re.M) == listed
     for entry in report["ops"]:
         assert entry["op"] in text
         assert entry["reason"] in text
