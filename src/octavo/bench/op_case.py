@@ -28,10 +28,10 @@ class OpCase:
     """One op on one shape.
 
     shape: the sizes behind the rows. detail: which of the model's matrices, or of what kind. rows:
-    T. num_bytes: that one call reads (and, in caches, writes). is_from_memory: that they come from
-    there and not from caches. operations: multiplications and additions of products. arithmetic:
-    whose peak limits them. record: for the present kernels; its argument is about the least time,
-    in seconds, that one call can take.
+    T. num_bytes: that one call reads of weights or moves in the KV cache; elsewhere, all that it
+    reads and writes. is_from_memory: that they are there and not in caches. operations:
+    multiplications and additions of products. arithmetic: whose peak limits them. record: for the
+    present kernels; its argument is about the least time, in seconds, that one call can take.
     """
 
     op: str

@@ -22,11 +22,16 @@ from octavo.bench.op_case import (
 from octavo.ops.native.array import NativeArray
 from octavo.ops.native.backend import NativeBackend
 from octavo.ops.native.weights import Format
+from octavo.ops.sampling import LogitEdits
 
 if TYPE_CHECKING:
     from octavo.models.causal_lm import CausalLM
 
 Function = Callable[..., Any]
+Call = Callable[[], object]
+
+_PENALISED_TOKENS = 256
+"""Distinct tokens of a sequence's output."""
 
 
 def row_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
@@ -49,6 +54,18 @@ def row_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
     def silu_mul(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
         return ops.silu_mul, [backend.from_host(random_rows(count, 2 * inner))]
 
+    def gelu_tanh_mul(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
+        return ops.gelu_tanh_mul, [backend.from_host(random_rows(count, 2 * inner))]
+
+    def scale(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
+        x = backend.from_host(random_rows(count, hidden))
+        return lambda given: ops.scale(given, hidden**0.5), [x]
+
+    def take_rows(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
+        x = backend.from_host(random_rows(count, hidden))
+        picked = np.random.default_rng(0).permutation(count)
+        return ops.take_rows, [x, backend.from_host(picked)]
+
     def add(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
         x, y = (backend.from_host(random_rows(count, hidden)) for _ in range(2))
         return ops.add, [x, y]
@@ -63,10 +80,15 @@ def row_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
         (rms_norm, f"{hidden}", "float32", 4 * 2 * hidden),
         (rotary, f"{heads}x{size}", "float32", 4 * 2 * heads * size),
         (add, f"{hidden}", "float32", 4 * 3 * hidden),
+        (scale, f"{hidden}", "float32", 4 * 2 * hidden),
+        (take_rows, f"{hidden}", "float32", 4 * 2 * hidden + 8),
         (embedding, f"{vocabulary}x{hidden}", "int8", 5 * hidden),
     ]
     if inner:
-        cases.append((silu_mul, f"{inner}", "float32", 4 * 3 * inner))
+        cases += [
+            (activation, f"{inner}", "float32", 4 * 3 * inner)
+            for activation in (silu_mul, gelu_tanh_mul)
+        ]
     for prepare, shape, name, row_bytes in cases:
         for count in rows:
             yield OpCase(
@@ -98,11 +120,17 @@ def _record_rows(
 
 def sampling_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
     size = model.spec.vocab_size
-    for op, detail, call in (
-        ("sample", "greedy", functools.partial(_sample, 0.0)),
-        ("sample", "top_p 0.95", functools.partial(_sample, 1.0)),
-        ("log_probabilities", "top 5", _log_probabilities),
-    ):
+    penalised = min(_PENALISED_TOKENS, size)
+    cases: list[tuple[str, str, Callable[[NativeArray], Call], float]] = [
+        ("sample", "greedy", functools.partial(_sample, 0.0), 4 * size),
+        ("sample", "top_p 0.95", functools.partial(_sample, 1.0), 4 * size),
+        ("log_probabilities", "top 5", _log_probabilities, 4 * size),
+        ("non_finite_rows", "", _non_finite_rows, 4 * size),
+        # An entry is a row, a token and a count; its logit is read and written.
+        ("adjust_logits", f"{penalised} penalties", _penalise, penalised * (3 * 8 + 2 * 4)),
+        ("adjust_logits", "one token allowed", _forbid, 4 * size),
+    ]
+    for op, detail, prepare, row_bytes in cases:
         for count in rows:
             yield OpCase(
                 op=op,
@@ -110,17 +138,17 @@ def sampling_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
                 detail=detail,
                 format="float32",
                 rows=count,
-                num_bytes=4.0 * count * size,
+                num_bytes=count * row_bytes,
                 is_from_memory=False,
                 operations=0.0,
                 arithmetic="float",
-                record=functools.partial(_record_sampling, call, count, size),
+                record=functools.partial(_record_sampling, prepare, count, size),
             )
 
 
-def _sample(temperature: float, logits: NativeArray) -> object:
+def _sample(temperature: float, logits: NativeArray) -> Call:
     count = logits.shape[0]
-    return ops.sample(
+    return lambda: ops.sample(
         logits,
         np.full(count, temperature, np.float32),
         np.zeros(count, np.int64),
@@ -130,19 +158,63 @@ def _sample(temperature: float, logits: NativeArray) -> object:
     )
 
 
-def _log_probabilities(logits: NativeArray) -> object:
-    return ops.log_probabilities(logits, np.zeros(logits.shape[0], np.int64), 5)
+def _log_probabilities(logits: NativeArray) -> Call:
+    return lambda: ops.log_probabilities(logits, np.zeros(logits.shape[0], np.int64), 5)
+
+
+def _non_finite_rows(logits: NativeArray) -> Call:
+    return lambda: ops.non_finite_rows(logits)
+
+
+def _penalise(logits: NativeArray) -> Call:
+    rows, size = logits.shape
+    tokens = np.random.default_rng(0).permutation(size)[:_PENALISED_TOKENS]
+    edits = _no_edits(rows)._replace(
+        penalty_rows=np.repeat(np.arange(rows), len(tokens)),
+        penalty_tokens=np.tile(tokens, rows),
+        penalty_counts=np.ones(rows * len(tokens), np.int64),
+        # The logits are edited again and again, and must stay normal numbers.
+        presence=np.full(rows, 1e-3, np.float32),
+    )
+    return lambda: ops.adjust_logits(logits, edits)
+
+
+def _forbid(logits: NativeArray) -> Call:
+    rows = np.arange(logits.shape[0])
+    edits = _no_edits(len(rows))._replace(
+        allowed_rows=rows, allowed_pair_rows=rows, allowed_pair_tokens=np.zeros_like(rows)
+    )
+    return lambda: ops.adjust_logits(logits, edits)
+
+
+def _no_edits(rows: int) -> LogitEdits:
+    none = np.empty(0, np.int64)
+    zeros = np.zeros(rows, np.float32)
+    return LogitEdits(
+        penalty_rows=none,
+        penalty_tokens=none,
+        penalty_counts=none,
+        repetition=np.ones(rows, np.float32),
+        presence=zeros,
+        frequency=zeros,
+        bias_rows=none,
+        bias_tokens=none,
+        bias_values=np.empty(0, np.float32),
+        allowed_rows=none,
+        allowed_pair_rows=none,
+        allowed_pair_tokens=none,
+    )
 
 
 def _record_sampling(
-    call: Callable[[NativeArray], object],
+    prepare: Callable[[NativeArray], Call],
     rows: int,
     size: int,
     backend: NativeBackend,
     least: float,
 ) -> Timer:
     """These are calls of their own in a step, too, so that the calling counts."""
-    logits = backend.from_host(4 * random_rows(rows, size))
+    call = prepare(backend.from_host(4 * random_rows(rows, size)))
     kernels = backend.runtime.kernels
     repeats = repeats_within(least, MOST_REPEATS)
 
@@ -150,7 +222,7 @@ def _record_sampling(
         backend.runtime.kernels = kernels
         start = time.perf_counter()
         for _ in range(repeats):
-            call(logits)
+            call()
         return (time.perf_counter() - start) / repeats
 
     return seconds

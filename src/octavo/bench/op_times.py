@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from octavo import ops
 from octavo.bench.metrics import percentile
 from octavo.bench.op_case import OpCase
-from octavo.bench.op_cases import op_cases
+from octavo.bench.op_cases import VIEWS, op_cases
 from octavo.bench.progress import progress_bar
 from octavo.core.errors import ConfigError
 from octavo.ops.native.backend import NativeBackend
@@ -61,7 +61,8 @@ def measure_ops(
     cases = list(op_cases(model, rows, context))
     known = list(dict.fromkeys(case.op for case in cases))
     if unknown := [name for name in wanted if name not in known]:
-        raise ConfigError(f"--op {unknown[0]}: there is no benchmark of it; use {', '.join(known)}")
+        why = VIEWS.get(unknown[0], "there is no benchmark of it")
+        raise ConfigError(f"--op {unknown[0]}: {why}; use {', '.join(known)}")
     cases = [case for case in cases if not wanted or case.op in wanted]
     backend = NativeBackend(threads=threads)
     backend.choose("float32", {})
@@ -85,10 +86,12 @@ def measure_ops(
 def _measure(
     backend: NativeBackend, case: OpCase, limits: Limits, rounds: int
 ) -> dict[str, list[float]]:
-    """Seconds of a call, by instruction set and round."""
+    """Seconds of a call, by instruction set and round. Ops without kernels are the same on all."""
+    implementations = ops.OPS[case.op].implementations
+    names = {one.name for one in implementations if one.backend == backend.name}
     timers = {}
     for isa, problem in ISAS.items():
-        if not problem:
+        if isa in names and not problem:
             backend.runtime.use(dict.fromkeys(ops.OPS, isa))
             peak = _peak(case, limits, isa)
             least = limits.least_seconds(case.num_bytes, case.operations, peak)

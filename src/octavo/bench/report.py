@@ -120,7 +120,8 @@ def show_ops(limits: Limits, times: Sequence[OpTime], *, as_json: bool) -> None:
     _print(table)
     print(
         "\nshare: of what the limits allow an instruction set, the memory's or its own peak; the "
-        "best\nround counts, in both. Bytes that are in caches have none."
+        "best\nround counts, in both. Bytes that are in caches have none. The memory's limit is"
+        " for reads:\na line that is written to is mostly read first, so it moves twice."
     )
 
 

@@ -3,13 +3,15 @@ from __future__ import annotations
 import pytest
 
 from octavo import assembly
+from octavo.bench.op_cache_cases import KV_FORMATS
 from octavo.bench.op_case import OpCase
-from octavo.bench.op_cases import KV_FORMATS, WEIGHT_FORMATS, op_cases
+from octavo.bench.op_cases import VIEWS, WEIGHT_FORMATS, op_cases
 from octavo.bench.op_times import measure_ops
 from octavo.config import Config
 from octavo.core.errors import ConfigError
 from octavo.models.causal_lm import CausalLM
-from octavo.ops.native.ops import ISAS
+from octavo.ops import OPS
+from octavo.ops.native.ops import ISAS, NO_KERNEL
 
 
 @pytest.fixture
@@ -40,6 +42,12 @@ def test_cases_have_the_models_shapes(model: CausalLM) -> None:
     assert len(attention) == len(KV_FORMATS) * 3  # decode for 1 and 16 rows, prefill of 16
 
 
+def test_every_op_has_a_case_or_is_a_view(model: CausalLM) -> None:
+    measured = {case.op for case in op_cases(model, [1], context=1)}
+    assert measured == OPS.keys() - VIEWS.keys()
+    assert VIEWS.keys() < OPS.keys()
+
+
 def test_bytes_and_operations_of_a_case(model: CausalLM) -> None:
     cases = list(op_cases(model, [1, 16], context=40))
     product = only(cases, op="linear", shape="192x64", format="int8", rows=16)
@@ -54,18 +62,30 @@ def test_bytes_and_operations_of_a_case(model: CausalLM) -> None:
     assert decode.operations == 16 * 40 * 4 * 4 * 16
     prefill = only(cases, op="paged_attention", detail="prefill", format="float32")
     assert prefill.operations == 4 * 4 * 16 * (16 * 17 // 2)
+    for detail in ("decode", "prefill"):
+        written = only(cases, op="write_kv", detail=detail, format="int8", rows=16)
+        assert written.num_bytes == 16 * 2 * 2 * (16 + 4)  # a float32 scale for each head
+    copied = only(cases, op="copy_blocks", rows=16)
+    assert copied.num_bytes == 2 * 16 * 16 * 2 * 2 * 16 * 2
+    penalised = only(cases, op="adjust_logits", detail="256 penalties", rows=16)
+    assert penalised.num_bytes == 16 * 256 * (8 + 8 + 8 + 4 + 4)
 
 
 @pytest.mark.usefixtures("quick_limits")
-def test_every_case_runs_on_every_instruction_set(model: CausalLM) -> None:
+def test_every_case_runs_on_every_instruction_set_of_its_op(model: CausalLM) -> None:
     cases = list(op_cases(model, [1, 16], context=40))
     limits, times = measure_ops(model, threads=1, wanted=(), rows=[1, 16], context=40, rounds=2)
     isas = [name for name, problem in ISAS.items() if not problem]
-    assert len(times) == len(cases) * len(isas)
-    assert [one.implementation for one in times[: len(isas)]] == isas
+    without_kernels = {"adjust_logits", "copy_blocks", "take_rows"}
+    assert [(one.op, one.implementation) for one in times] == [
+        (case.op, isa)
+        for case in cases
+        for isa in (NO_KERNEL if case.op in without_kernels else isas)
+    ]
+    from_memory = {"linear", "paged_attention", "write_kv", "copy_blocks"}
     for one in times:
         assert 0 < one.best_us <= one.median_us
-        assert (one.share is None) == (one.op not in ("linear", "paged_attention"))
+        assert (one.share is None) == (one.op not in from_memory)
     for one in (one for one in times if one.op == "linear"):
         peaks = limits.float_operations_per_second
         if one.format.startswith("int"):
@@ -84,3 +104,5 @@ def test_only_the_ops_asked_for(model: CausalLM) -> None:
     assert {one.op for one in times} == {"add", "sample"}
     with pytest.raises(ConfigError, match=r"--op lineer: there is no benchmark of it; use linear,"):
         measure_ops(model, threads=1, wanted=["lineer"], rows=[1], context=1, rounds=1)
+    with pytest.raises(ConfigError, match=r"--op split_columns: a view of the same memory"):
+        measure_ops(model, threads=1, wanted=["split_columns"], rows=[1], context=1, rounds=1)
