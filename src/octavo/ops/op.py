@@ -24,8 +24,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NO_DIFFERENCE = 1.1
-"""Times whose ratio is less differ by chance; then ranks decide, so that starts choose alike."""
+_NO_DIFFERENCE = 4 / 3
+"""Times whose ratio is less may differ by chance (the same code took up to 1.3 times as long on a
+busy machine); then ranks decide, so that starts choose alike.
+"""
 
 OPS: dict[str, Op[..., Any]] = {}
 """All declared ops by name."""
@@ -155,7 +157,8 @@ class Op(Generic[P, R]):
         elif len(group) == 1:
             reason = "the only one"
         elif best.name in seconds:
-            reason = f"the fastest measured here, takes {1e6 * seconds[best.name]:.1f} µs"
+            what = "the fastest" if seconds[best.name] == least else "as fast as any"
+            reason = f"{what} measured here, takes {1e6 * seconds[best.name]:.1f} µs"
         else:
             reason = "the fastest that runs here"
         rejected = tuple((i.name, why_not(i)) for i in group if i is not best)

@@ -17,6 +17,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo.core.errors import EngineDeadError, RequestError
 from octavo.server.begun import begun
 from octavo.server.errors import error_body, server_error
 from octavo.server.generation import Generation, Piece
@@ -153,7 +154,7 @@ class EventStream(Response):
         try:
             try:
                 await self._generation.deliver(take)
-            except Exception:
+            except (RequestError, EngineDeadError):
                 await sent()  # what came before the failure
                 raise
             await sent()

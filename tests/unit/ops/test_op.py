@@ -78,8 +78,9 @@ def test_measured_times_decide_before_ranks(double: Op[[Direct], str]) -> None:
     assert slow_is_fast.implementation.name == "reference"
     assert slow_is_fast.reason == "the fastest measured here, takes 1.0 µs"
     assert slow_is_fast.rejected == (("quick", "takes 2.0 µs"),)
-    much_alike = chosen({"reference": 1e-6, "quick": 1.05e-6})
+    much_alike = chosen({"reference": 1e-6, "quick": 1.3e-6})
     assert much_alike.implementation.name == "quick"
+    assert much_alike.reason == "as fast as any measured here, takes 1.3 µs"
     assert much_alike.rejected == (("reference", "takes 1.0 µs, which is no difference"),)
     asked = chosen({"reference": 1e-6, "quick": 2e-6}, "quick")
     assert asked.implementation.name == "quick"
