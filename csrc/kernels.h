@@ -95,10 +95,12 @@ struct Kernels {
   void (*linear_float)(const LinearArgs& args, int64_t t0, int64_t t1, int64_t p0, int64_t p1);
   void (*linear_int)(const LinearArgs& args, int64_t t0, int64_t t1, int64_t p0, int64_t p1);
 
-  // attention.cpp. next: the unit that this thread is likely to compute next, or null.
-  // scratch: attention_scratch_bytes() of the calling thread's own, 64-byte aligned.
+  // write_kv.cpp: rows [t0, t1), into the cache's slots.
   void (*write_kv)(const KVCache& cache, Rows k, Rows v, const int64_t* slots, int64_t t0,
                    int64_t t1);
+
+  // attention.cpp. next: the unit that this thread is likely to compute next, or null.
+  // scratch: attention_scratch_bytes() of the calling thread's own, 64-byte aligned.
   void (*attend)(const AttentionArgs& args, const Batch& batch, const AttentionUnit& unit,
                  const AttentionUnit* next, void* scratch);
   // Merge the results of `count` chunks, `stride` floats apart from unit.partial on, in that order

@@ -2,6 +2,7 @@
 
 #include <cfenv>
 #include <chrono>
+#include <stdexcept>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -69,6 +70,8 @@ Pool::~Pool() {
 }
 
 void Pool::run(Program& program) {
+  // More would let a thread that slept through them take the last one for the first.
+  if (program.regions() >= kMaxRegions) throw std::length_error("a step of too many regions");
   const std::lock_guard lock(turn_);
   const DefaultArithmetic arithmetic;
   program_ = &program;

@@ -39,10 +39,12 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   int threads() const { return threads_; }
-  // Chunks in a region are fewer than this; regions in a program are fewer than 8192.
+  // Chunks in a region, and regions in a program, are fewer than these.
   static constexpr int64_t kMaxChunks = 1 << 16;
+  static constexpr int64_t kMaxRegions = 1 << 13;
 
-  // Runs all regions and returns. One program at a time: other callers wait their turn.
+  // Runs all regions and returns; throws std::length_error for too many of them. One program at a
+  // time: other callers wait their turn.
   void run(Program& program);
   void parallel_for(int64_t count, const std::function<void(int64_t index, int worker)>& body);
 

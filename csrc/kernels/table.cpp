@@ -13,6 +13,7 @@ const Kernels& table() {
     install_linear_float(k);
     install_linear_int(k);
     install_attention(k);
+    install_write_kv(k);
     install_sampling(k);
     install_limits(k);
     return k;

@@ -1,9 +1,16 @@
-"""Threads that wait."""
+"""Threads that wait, and what they refuse."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+
+import numpy as np
+import pytest
+
+from octavo.ops import Array, linear
+from octavo.ops.native.weights import Format, pack_rows
+from support.backends import native_backend
 
 _IDLE = """
 import time
@@ -23,3 +30,16 @@ def test_threads_without_work_use_no_processor() -> None:
     """They spin for some 50 microseconds, then sleep."""
     done = subprocess.run([sys.executable, "-c", _IDLE], check=True, capture_output=True, text=True)
     assert float(done.stdout) < 0.05
+
+
+def test_a_step_of_too_many_regions_is_refused() -> None:
+    backend = native_backend("portable")
+    weight = pack_rows(np.zeros((16, 16), np.float32), Format("f32"))
+
+    def many_products(x: Array) -> Array:
+        for _ in range(1 << 13):
+            x = linear(x, weight)
+        return x
+
+    with pytest.raises(ValueError, match="too many regions"):
+        backend.compile(many_products)(backend.from_host(np.zeros((1, 16), np.float32)))
