@@ -30,12 +30,14 @@ class LoadPoint:
 @dataclass(frozen=True, kw_only=True)
 class ClientLoad:
     """What the generator itself took. cpu_share: of one core, all its processes together, while
-    requests ran. lag_p99_ms: of sent - scheduled.
+    requests ran. lag_p99_ms: of sent - scheduled. loop_lag_p99_ms: how late the event loops were,
+    and so the stamps of chunks may be.
     """
 
     num_workers: int
     cpu_share: float
     lag_p99_ms: float
+    loop_lag_p99_ms: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
