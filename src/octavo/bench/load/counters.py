@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from octavo.bench.load.http1 import Connections, fetch
+from octavo.bench.load.target import Target
 
 _PREFIX = "(?:octavo:|vllm:|sglang:|llamacpp:|tgi_|trtllm_)"
 _LINE = re.compile(rf"^{_PREFIX}(\w+)(?:{{.*}})? (\S+)", re.M)
@@ -59,10 +60,10 @@ def parse(text: str) -> Scrape:
     return Scrape(values, {name: values[name] for name in gauges & values.keys()})
 
 
-async def scrape(connections: Connections) -> Scrape:
+async def scrape(connections: Connections, target: Target) -> Scrape:
     """Of a server that has no /metrics, nothing."""
     try:
-        exchange = await fetch(connections, "GET", "/metrics", timeout_s=_TIMEOUT_S)
+        exchange = await fetch(connections, "GET", f"{target.root}/metrics", timeout_s=_TIMEOUT_S)
     except (ConnectionError, TimeoutError):
         return Scrape()
     if exchange.status != 200:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import resource
 import signal
 import time
@@ -59,16 +60,16 @@ async def play(
         for requests, user_starts_s in _divide(point, num_workers, ramp_s)
     ]
     async with Connections(target.base_url, target.headers) as connections:
-        before = await scrape(connections)
+        before = await scrape(connections, target)
         gauges: dict[str, list[float]] = defaultdict(list)
-        sampling = [asyncio.create_task(_sample(connections, gauges))] if sample_gauges else []
+        interval_s = _GAUGE_SAMPLE_S if sample_gauges else math.inf
+        sampling = asyncio.create_task(_sample(connections, target, interval_s, gauges))
         try:
             start_ns, played = await _play_shares(shares, on_done, stop)
         finally:
-            for task in sampling:
-                task.cancel()
-            await asyncio.gather(*sampling, return_exceptions=True)
-        after = await scrape(connections)
+            sampling.cancel()
+            await asyncio.gather(sampling, return_exceptions=True)
+        after = await scrape(connections, target)
     records = sorted((r for part in played for r in part.records), key=lambda r: r.index)
     end_ns = max([start_ns, *(r.done_ns for r in records if r.done_ns is not None)])
     for record in records:
@@ -133,10 +134,12 @@ async def _play_shares(
         return start_ns, await workers.play(start_ns, stop)
 
 
-async def _sample(connections: Connections, gauges: dict[str, list[float]]) -> None:
+async def _sample(
+    connections: Connections, target: Target, interval_s: float, gauges: dict[str, list[float]]
+) -> None:
     while True:
-        await asyncio.sleep(_GAUGE_SAMPLE_S)
-        for name, value in (await scrape(connections)).gauges.items():
+        await asyncio.sleep(interval_s)
+        for name, value in (await scrape(connections, target)).gauges.items():
             gauges[name].append(value)
 
 

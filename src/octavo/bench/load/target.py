@@ -40,3 +40,8 @@ class Target:
     def path(self) -> str:
         """Of base_url, below the host."""
         return "/" + self.base_url.split("://", 1)[1].partition("/")[2]
+
+    @property
+    def root(self) -> str:
+        """Where what is not under /v1 is, such as /metrics; empty unless behind a proxy's path."""
+        return self.path.removesuffix("/v1")
