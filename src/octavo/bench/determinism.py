@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from octavo import machine
 from octavo.bench.engines import described, loaded
 from octavo.bench.progress import progress_bar
-from octavo.bench.workload import RandomPrompts, check_fits
+from octavo.bench.workloads.random_prompts import RandomPrompts, check_fits
 from octavo.config import Config
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import EngineStats

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo.bench.engines import described, loaded
 from octavo.bench.metrics import Spread, percentile, tpot_seconds, ttft_seconds
 from octavo.bench.progress import progress_bar
-from octavo.bench.workload import RandomPrompts, check_fits
+from octavo.bench.workloads.random_prompts import RandomPrompts, check_fits
 from octavo.config import Config
 from octavo.core.clock import monotonic
 from octavo.core.errors import OctavoError

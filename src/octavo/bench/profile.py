@@ -18,7 +18,7 @@ import numpy as np
 from octavo import assembly
 from octavo.bench.engines import described
 from octavo.bench.progress import progress_bar
-from octavo.bench.workload import RandomPrompts
+from octavo.bench.workloads.random_prompts import RandomPrompts
 from octavo.config import Config
 from octavo.core.errors import ConfigError, InvariantError
 from octavo.core.request import Request

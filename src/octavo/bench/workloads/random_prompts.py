@@ -1,4 +1,4 @@
-"""Prompts to measure with."""
+"""Prompts of token ids, for an engine in this process."""
 
 from __future__ import annotations
 

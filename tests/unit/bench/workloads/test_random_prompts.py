@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.bench.workload import RandomPrompts, check_fits
+from octavo.bench.workloads.random_prompts import RandomPrompts, check_fits
 from octavo.core.errors import ConfigError
 
 
