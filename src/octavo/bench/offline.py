@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.bench.engines import described, loaded
-from octavo.bench.metrics import Spread, percentile, tpot_seconds, ttft_seconds
+from octavo.bench.metrics import tpot_seconds, ttft_seconds
 from octavo.bench.progress import progress_bar
+from octavo.bench.statistics import Spread, percentile
 from octavo.bench.workloads.random_prompts import RandomPrompts, check_fits
 from octavo.config import Config
 from octavo.core.clock import monotonic

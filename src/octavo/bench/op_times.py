@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo import ops
-from octavo.bench.metrics import percentile
 from octavo.bench.op_case import OpCase
 from octavo.bench.op_cases import VIEWS, op_cases
 from octavo.bench.progress import progress_bar
+from octavo.bench.statistics import percentile
 from octavo.core.errors import ConfigError
 from octavo.ops.native.backend import NativeBackend
 from octavo.ops.native.limits import Limits, LimitsMeter

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from octavo.bench.metrics import Spread, percentile
+from octavo.bench.statistics import Spread, percentile
 
 if TYPE_CHECKING:
     from octavo.bench.determinism import Certificate

@@ -17,7 +17,7 @@ from octavo.bench.load.plan import ClientLoad, LoadPoint, PointRun
 from octavo.bench.load.player import Played, Player, Share
 from octavo.bench.load.target import Target
 from octavo.bench.load.workers import Workers
-from octavo.bench.metrics import percentile
+from octavo.bench.statistics import percentile
 from octavo.bench.records import RequestRecord, TokenSource
 from octavo.bench.workloads.request import PlannedRequest
 

@@ -13,7 +13,7 @@ from octavo.bench.load.null_server import serve
 from octavo.bench.load.plan import LoadPoint, PointRun
 from octavo.bench.load.process import Child
 from octavo.bench.load.target import Target
-from octavo.bench.metrics import percentile
+from octavo.bench.statistics import percentile
 from octavo.bench.records import RequestRecord
 from octavo.bench.workloads.request import PlannedRequest
 
