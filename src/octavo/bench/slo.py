@@ -29,7 +29,7 @@ _EXAMPLE = (
 _ALIASES = {"e2el": "e2e"}  # vLLM's name
 _NAMES = tuple(metric.name for metric in METRICS.values() if metric.unit == "ms")
 _MS_OF = {"ms": 1.0, "s": 1000.0}
-_LIMIT = re.compile(r"([a-z0-9_]+)\s*<=?\s*([0-9.]+)\s*([a-z]*)")
+_LIMIT = re.compile(r"([a-z0-9_.]+)\s*<=?\s*([0-9.]+)\s*([a-z]*)")
 _ATTAIN = re.compile(r"attain\s*\((.*)\)\s*>=?\s*([0-9.]+)\s*(%?)")
 _PERCENTILE = re.compile(r"(.+)_p([0-9.]+)")
 _FIRST_TOKEN = {"ttft": "e2e", "ttft_send": "e2e_send"}
@@ -169,7 +169,7 @@ def _term(text: str, part: str, *, has_percentile: bool) -> Term:
         if not has_percentile:
             raise _wrong(text, name, "inside attain(...) each request counts, without a percentile")
         name = percent[1]
-        q = _number(text, percent[2]) / 100
+        q = round(_number(text, percent[2]) / 100, 9)
         if not 0 < q < 1:
             raise _wrong(text, part, "a percentile lies between 0 and 100")
     elif has_percentile:
