@@ -1,10 +1,11 @@
-"""Requests' records with given times, in milliseconds."""
+"""Requests' records with given times, in milliseconds, and the runs that they make."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from octavo.bench.load.plan import ClientLoad, LoadPoint, PointRun
 from octavo.bench.records import RequestRecord, TokenSource
 
 
@@ -39,6 +40,78 @@ def record(
         num_output_tokens=num_output_tokens,
         **values,
     )
+
+
+def run_of(
+    records: Sequence[RequestRecord],
+    *,
+    concurrency: int | None = None,
+    rate: float | None = None,
+    cpu_share: float = 0.05,
+    num_workers: int = 1,
+    lag_p99_ms: float = 0.5,
+    **others: Any,
+) -> PointRun:
+    """What a client that is fast enough would hand over."""
+    return PointRun(
+        point=LoadPoint(label="test", requests=(), concurrency=concurrency, rate=rate, seed=7),
+        start_ns=0,
+        end_ns=max((record.done_ns or 0) for record in records),
+        records=records,
+        client=ClientLoad(num_workers=num_workers, cpu_share=cpu_share, lag_p99_ms=lag_p99_ms),
+        **others,
+    )
+
+
+def closed_loop(
+    *, users: int, num_requests: int, num_tokens: int = 10, gap_ms: float = 10, **others: Any
+) -> list[RequestRecord]:
+    """Users who send when their last answer has ended, the first time each 3 ms after the one
+    before; each token takes gap_ms, the first as the others.
+    """
+    free_ms = [3.0 * user for user in range(users)]
+    records = []
+    for index in range(num_requests):
+        start = min(free_ms)
+        chunks = [start + gap_ms * (k + 1) for k in range(num_tokens)]
+        free_ms[free_ms.index(start)] = chunks[-1]
+        records.append(
+            record(index=index, scheduled_ms=start, chunk_ms=chunks, done_ms=chunks[-1], **others)
+        )
+    return records
+
+
+def open_loop(
+    due_ms: Sequence[float], *, num_tokens: int = 10, gap_ms: float = 10, **others: Any
+) -> list[RequestRecord]:
+    """Requests due at these times to a server that has room for all; an empty answer takes 1 ms."""
+    records = []
+    for index, start in enumerate(due_ms):
+        chunks = [start + gap_ms * (k + 1) for k in range(num_tokens)]
+        records.append(
+            record(
+                index=index,
+                scheduled_ms=start,
+                chunk_ms=chunks,
+                done_ms=(chunks or [start + 1])[-1],
+                **others,
+            )
+        )
+    return records
+
+
+def one_at_a_time(
+    due_ms: Sequence[float], *, service_ms: float, num_tokens: int = 10
+) -> list[RequestRecord]:
+    """Requests due at these times to a server that answers one after another."""
+    records = []
+    free_ms = 0.0
+    for index, due in enumerate(due_ms):
+        begin = max(due, free_ms)
+        free_ms = begin + service_ms
+        chunks = [begin + service_ms * (k + 1) / num_tokens for k in range(num_tokens)]
+        records.append(record(index=index, scheduled_ms=due, chunk_ms=chunks, done_ms=free_ms))
+    return records
 
 
 def _ns(ms: float) -> int:

@@ -57,7 +57,8 @@ class Point:
     offered: users of a closed loop, or requests per second of an open one. metrics: by name, see
     bench/metrics.py; absent if no request has the metric. attainment: share of requests that met
     the SLO, None without one; goodput: of these, per second. failures: count by kind.
-    little_residual: N / (X R) - 1, of the window. server: what its counters say.
+    little_residual: N / (X R) - 1, of the window. server: what its counters say. slo_met: None
+    without an SLO, and where the sample can't tell; binding_term: the limit that decides.
     """
 
     label: str
@@ -88,3 +89,9 @@ class Point:
     client_lag_p99_ms: float
     server: Mapping[str, float]
     checks: tuple[Check, ...]
+    slo_met: bool | None = None
+    binding_term: str | None = None
+
+    @property
+    def is_valid(self) -> bool:
+        return all(check.status is not CheckStatus.FAIL for check in self.checks)

@@ -106,6 +106,24 @@ def percentile_estimate(
     return Estimate(value, float(values[low - 1]), float(values[high - 1]))
 
 
+def is_rising(times: Series, values: Series) -> bool:
+    """Whether the slope of the least-squares line through the values, in order of time, is above 0
+    by a one-sided test at 1 %; its error goes by the effective size of what the line leaves.
+    """
+    moments = np.asarray(times, dtype=np.float64)
+    heights = np.asarray(values, dtype=np.float64)
+    moments = moments - moments.mean()
+    heights = heights - heights.mean()
+    across = float(moments @ moments)
+    if len(moments) < 3 or across == 0:
+        return False
+    slope = float(moments @ heights) / across
+    left = heights - slope * moments
+    size = max(effective_size(left), 3.0)
+    error = math.sqrt(float(left @ left) / (len(left) - 2) / across * len(left) / size)
+    return slope > student_quantile(0.99, size - 2) * error
+
+
 def quantiles(series: Series) -> Quantiles | None:
     """None, to be shown as n/a, if there are no values."""
     if len(series) == 0:
