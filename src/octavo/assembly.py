@@ -55,6 +55,7 @@ _ENGINE_MODULES = (
     "octavo.models.loader",
     "octavo.models.registry",
     "octavo.runner.model_runner",
+    "octavo.scheduler.batching",
     "octavo.scheduler.policies",
     "octavo.scheduler.scheduler",
 )
@@ -146,6 +147,7 @@ def build_engine(
     from octavo.models.registry import build_model
     from octavo.ops.backend import load_backend
     from octavo.runner.model_runner import ModelRunner
+    from octavo.scheduler.batching import batching_named
     from octavo.scheduler.policies import policy_named
     from octavo.scheduler.scheduler import Scheduler
 
@@ -175,6 +177,7 @@ def build_engine(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=_asked_length(config.model, model.spec.max_position),
     )
+    budget, budget_reason = _step_budget(config.scheduler, backend, sizing.max_model_len)
     load_weights(model, weights, progress)
     checkpoint.release_pages()
     make_rope_tables(model, backend, sizing.max_model_len)
@@ -188,18 +191,20 @@ def build_engine(
         max_model_len=sizing.max_model_len,
         vocab_size=vocab_size,
     )
-    budget, budget_reason = _step_budget(config.scheduler, backend)
     executor: Executor = LocalExecutor(runner)
     if probe is not None:
         executor = probe.on_executor(executor)
     scheduler = Scheduler(
-        BlockPool(executor.num_blocks, enable_prefix_caching=config.cache.enable_prefix_caching),
+        BlockPool(executor.num_blocks, enable_prefix_caching=config.cache.caches_prefixes),
         policy_named(config.scheduler.scheduling_policy),
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=budget,
         max_model_len=sizing.max_model_len,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+        batching=batching_named(config.scheduler.batching),
+        enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
+        reserve_max_model_len=config.cache.kv_policy == "reserve-max",
     )
     loop = EngineLoop(scheduler, executor, monotonic, depth=executor.max_steps_in_flight)
     decisions = (
@@ -215,6 +220,7 @@ def build_engine(
             "KV cache", f"{sizing.num_blocks * config.cache.block_size} tokens", sizing.reason
         ),
         Decision("KV cache dtype", kv_dtype, kv_reason),
+        *_reservation(config.cache, sizing.num_blocks, sizing.max_model_len),
     )
     fingerprint = _fingerprint(checkpoint, config, weights, kv_dtype, choices)
     facts = EngineFacts(
@@ -315,12 +321,39 @@ def _memory_share(config: CacheConfig, backend: Backend) -> float:
     return 0.5 if backend.device == "cpu" else 0.9
 
 
-def _step_budget(config: SchedulerConfig, backend: Backend) -> tuple[int, str]:
+def _step_budget(config: SchedulerConfig, backend: Backend, max_model_len: int) -> tuple[int, str]:
+    needed = 1 if config.enable_chunked_prefill else max_model_len
     if config.max_num_batched_tokens is not None:
+        if config.max_num_batched_tokens < needed:
+            raise ConfigError(
+                f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than the "
+                f"max_model_len of {max_model_len} tokens, and with --no-enable-chunked-prefill "
+                f"each prompt is computed in one step; use {max_model_len} or more, or a lower "
+                "--max-model-len, or leave chunked prefill on"
+            )
         return config.max_num_batched_tokens, "set by --max-num-batched-tokens"
     if backend.device == "cpu":
-        return 512, "larger steps make others wait and are no faster on CPUs"
-    return 2048, "the default for GPUs"
+        budget, reason = 512, "larger steps make others wait and are no faster on CPUs"
+    else:
+        budget, reason = 2048, "the default for GPUs"
+    if budget < needed:
+        return needed, "as long as the longest prompt, since chunked prefill is off"
+    return budget, reason
+
+
+def _reservation(config: CacheConfig, num_blocks: int, max_model_len: int) -> tuple[Decision, ...]:
+    """What --kv-policy reserve-max leads to."""
+    if config.kv_policy == "paged":
+        return ()
+    num_sequences = num_blocks // -(-max_model_len // config.block_size)
+    return (
+        Decision(
+            "KV reservation",
+            f"{max_model_len} tokens a sequence",
+            f"set by --kv-policy reserve-max: memory for {num_sequences} sequences at once, and no "
+            "prefix caching",
+        ),
+    )
 
 
 def _asked_length(config: ModelConfig, max_position: int) -> int | None:

@@ -128,7 +128,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """The paged KV cache."""
+    """The KV cache."""
 
     block_size: int = knob(16, "Tokens in a KV block.", unit="tokens", low=1, high=256)
     kv_cache_memory_bytes: int | None = knob(
@@ -148,7 +148,32 @@ class CacheConfig:
         "weights of less than 32 bits on the native backend.",
         choices=("auto", *KV_DTYPES, *KV_DTYPE_ALIASES),
     )
-    enable_prefix_caching: bool = knob(True, "Reuse the KV blocks of prompts that begin alike.")
+    enable_prefix_caching: bool | None = knob(
+        None,
+        "Reuse the KV blocks of prompts that begin alike (default: on, except with --kv-policy "
+        "reserve-max, which has no blocks to share).",
+    )
+    kv_policy: str = knob(
+        "paged",
+        "Which KV blocks a sequence gets: those that it needs, as it grows (paged), or those of "
+        "--max-model-len tokens when it starts, as in engines before paging (reserve-max: a "
+        "baseline to compare with).",
+        choices=("paged", "reserve-max"),
+    )
+
+    def __post_init__(self) -> None:
+        if self.enable_prefix_caching and self.kv_policy == "reserve-max":
+            raise ConfigError(
+                "--enable-prefix-caching does not go with --kv-policy reserve-max, where sequences "
+                "share no memory; leave one of the two out"
+            )
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """What enable_prefix_caching says or, if it is None, what follows from the policy."""
+        if self.enable_prefix_caching is None:
+            return self.kv_policy == "paged"
+        return self.enable_prefix_caching
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +184,20 @@ class SchedulerConfig:
     max_num_batched_tokens: int | None = knob(
         None,
         "Tokens computed in one step at most, prefill and decode together (default: 2048 on a GPU, "
-        "512 on a CPU, where larger steps make others wait and are no faster).",
+        "512 on a CPU, where larger steps make others wait and are no faster; at least "
+        "--max-model-len without chunked prefill).",
         low=1,
+    )
+    enable_chunked_prefill: bool = knob(
+        True,
+        "Compute long prompts in parts, beside others' answers; else each is computed whole in one "
+        "step, which all others wait for.",
+    )
+    batching: str = knob(
+        "continuous",
+        "When requests start: as soon as a running one ends (continuous), or when the whole batch "
+        "has ended (static: a baseline to compare with).",
+        choices=("continuous", "static"),
     )
     max_num_queued_reqs: int | None = knob(
         None, "Requests that may wait; one more is refused with 503 (default: no limit).", low=0

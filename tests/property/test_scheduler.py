@@ -1,5 +1,5 @@
-"""Random arrivals, aborts, forks, sharing and scarcity: whatever happens, the tokens are right and
-nothing leaks.
+"""Random arrivals, aborts, forks, sharing and scarcity, under every way of batching and of giving
+memory: whatever happens, the tokens are right and nothing leaks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from octavo.core.errors import RequestError
 from octavo.core.request import FinishReason, Request
-from octavo.core.step import TokenDelta
+from octavo.core.step import ScheduledStep, TokenDelta
 from octavo.executor.base import StepFailedError
+from octavo.scheduler.sequence import Sequence
 from support.truth import TruthExecutor, continuation, make_request, make_scheduler
 
 
@@ -35,6 +36,10 @@ class World:
     depth: int
     prefix_caching: bool
     policy: str
+    max_model_len: int
+    batching: str
+    reserve_max: bool
+    chunked_prefill: bool
     arrivals: list[Arrival]
     fail_at: frozenset[int] = field(default_factory=frozenset)
 
@@ -45,6 +50,12 @@ def worlds(draw: st.DrawFn, *, failures: bool = False) -> World:
     num_blocks = draw(st.integers(3, 40))
     prefixes = draw(st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=3))
     policy = draw(st.sampled_from(["fcfs", "priority"]))
+    reserve_max = draw(st.booleans())
+    chunked_prefill = draw(st.booleans())
+    room = num_blocks * block_size
+    max_model_len = draw(st.sampled_from([room, room, room // 2]))
+    # Without chunks, as little as is allowed, so that prompts find too little room in a step.
+    least = 1 if chunked_prefill else max_model_len
     arrivals = []
     for number in range(draw(st.integers(1, 10))):
         own = draw(st.lists(st.integers(0, 3), min_size=1, max_size=20))
@@ -71,10 +82,14 @@ def worlds(draw: st.DrawFn, *, failures: bool = False) -> World:
         num_blocks,
         block_size,
         max_num_seqs=draw(st.integers(1, 6)),
-        budget=draw(st.sampled_from([1, 2, 3, 8, 16, 64])),
+        budget=max(least, draw(st.sampled_from([1, 2, 3, 8, 16, 64]))),
         depth=draw(st.sampled_from([1, 1, 2, 3])),
         prefix_caching=draw(st.booleans()),
         policy=policy,
+        max_model_len=max_model_len,
+        batching=draw(st.sampled_from(["continuous", "static"])),
+        reserve_max=reserve_max,
+        chunked_prefill=chunked_prefill,
         arrivals=arrivals,
         fail_at=frozenset(draw(st.sets(st.integers(1, 20), max_size=2)))
         if failures
@@ -94,6 +109,10 @@ class Run:
             max_num_seqs=world.max_num_seqs,
             budget=world.budget,
             prefix_caching=world.prefix_caching,
+            max_model_len=world.max_model_len,
+            batching=world.batching,
+            chunked_prefill=world.chunked_prefill,
+            reserve_max=world.reserve_max,
         )
         self.executor = TruthExecutor(
             world.num_blocks, world.block_size, depth=world.depth, fail_at=world.fail_at
@@ -103,6 +122,8 @@ class Run:
         self.prompt_logprobs: dict[str, int] = {}
         self.refused: set[str] = set()
         self.ended: set[tuple[str, int]] = set()
+        self.batch: set[Sequence] = set()  # that started since nothing ran
+        self.batch_may_grow = True
 
     def take(self, deltas: list[TokenDelta]) -> None:
         for delta in deltas:
@@ -125,10 +146,14 @@ class Run:
             for arrival in world.arrivals:
                 self.interrupt(arrival, tick)
             while len(pending) < world.depth:
+                if not self.scheduler._running:
+                    self.batch, self.batch_may_grow = set(), True
                 step = self.scheduler.schedule(float(tick))
                 if step is None:
                     break
                 self.check_step(step)
+                self.check_batch(step)
+                self.check_memory()
                 pending.append(self.executor.submit(step))
             if pending:
                 try:
@@ -149,7 +174,7 @@ class Run:
             self.scheduler.add(request)
         except RequestError:
             longest = request.num_prompt_tokens + request.max_tokens
-            assert -(-longest // self.world.block_size) > self.world.num_blocks
+            assert longest > self.world.max_model_len
             self.refused.add(request.request_id)
 
     def interrupt(self, arrival: Arrival, tick: int) -> None:
@@ -163,12 +188,53 @@ class Run:
             self.ended |= {(d.request_id, d.index) for d in deltas}
             self.take(deltas)
 
-    def check_step(self, step) -> None:  # type: ignore[no-untyped-def]
+    def check_step(self, step: ScheduledStep) -> None:
         assert 0 < step.num_tokens <= self.world.budget
         assert sum(s.num_tokens for s in step.sequences) == step.num_tokens
         slots = [s.slot for s in step.sequences]
         assert len(set(slots)) == len(slots) <= self.world.max_num_seqs
         assert {b.slot for b in step.bindings} <= set(slots)
+        if not self.world.chunked_prefill:
+            assert all(s.samples for s in step.sequences), "a prompt was computed in part"
+
+    def check_batch(self, step: ScheduledStep) -> None:
+        """A static batch takes no more than the slots, and nobody from outside once it is full."""
+        started = {s for s in self.scheduler._running if s.num_written < s.num_computed} - (
+            self.batch
+        )
+        if self.world.batching == "static":
+            family = {s.fork_source or s for s in self.batch}
+            if not self.batch_may_grow:
+                assert all(s.fork_source in family for s in started)
+            self.batch |= started
+            num_slots = min(self.world.max_num_seqs, self.world.budget)
+            assert len(self.batch) <= num_slots
+            # Room in the step was left, and yet nobody else started.
+            if self.world.chunked_prefill and step.num_tokens < self.world.budget:
+                self.batch_may_grow = False
+
+    def check_memory(self) -> None:
+        """The counts of KV tokens are those of the places that hold one."""
+        scheduler, residency, size = (
+            self.scheduler,
+            self.scheduler._residency,
+            self.world.block_size,
+        )
+        if self.world.reserve_max:
+            whole = -(-self.world.max_model_len // size)
+            tables = [s.block_table for s in scheduler._running]
+            assert all(len(table) == whole for table in tables)
+            assert len({block for table in tables for block in table}) == whole * len(tables)
+        if residency.awaits_blocks:
+            return  # ended sequences' tokens are in there, too
+        places = {
+            (s.block_table[position // size], position % size)
+            for s in scheduler._running
+            for position in range(s.num_computed)
+        }
+        assert residency.num_kv_tokens == len(places)
+        blocks = {block for s in scheduler._running for block in s.block_table}
+        assert residency.kv_capacity == len(blocks) * size
 
     def check_blocks(self) -> None:
         """Every block is free, or held exactly as often as tables and steps in flight say."""
@@ -177,8 +243,8 @@ class Run:
         for sequence in self.scheduler._running:
             assert len(set(sequence.block_table)) == len(sequence.block_table)
             held.update(sequence.block_table)
-        for blocks in residency._unreturned:
-            held.update(blocks)
+        for unreturned in residency._unreturned:
+            held.update(unreturned.blocks)
         counts = [self.pool.num_holders(block) for block in range(self.world.num_blocks)]
         assert counts == [held[block] for block in range(self.world.num_blocks)]
         assert self.pool.num_free == counts.count(0)
@@ -195,6 +261,18 @@ class Run:
                 starts[request.priority].append(final.times.first_scheduled)
         for times in starts.values():
             assert times == sorted(times)
+
+    def check_counts(self) -> None:
+        stats, steps = self.scheduler.stats(), self.executor.steps
+        assert stats.total_steps == len(steps)
+        assert stats.total_scheduled_sequences == sum(len(step.sequences) for step in steps)
+        assert stats.total_sampled_sequences == sum(
+            sequence.samples for step in steps for sequence in step.sequences
+        )
+        assert stats.total_scheduled_sequences <= stats.total_taken_slots
+        assert 0 < stats.total_kv_tokens <= stats.total_kv_capacity or not steps
+        if self.world.reserve_max and self.world.policy == "fcfs":
+            assert stats.total_preemptions == 0
 
     def check_end(self) -> None:
         self.check_order()
@@ -214,6 +292,7 @@ class Run:
                 assert output == expected
                 if index == 0 and request.sampling.prompt_logprobs is not None:
                     assert self.prompt_logprobs[request.request_id] == request.num_prompt_tokens
+        self.check_counts()
         stats = self.scheduler.stats()
         assert (stats.num_running, stats.num_waiting, stats.kv_usage) == (0, 0, 0.0)
 

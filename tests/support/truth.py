@@ -19,6 +19,7 @@ from octavo.core.seeds import sequence_seed
 from octavo.core.step import ScheduledStep, SequenceOutput, StepOutput, TokenLogprobs
 from octavo.executor.base import StepFailedError
 from octavo.kvcache.block_pool import BlockPool
+from octavo.scheduler.batching import batching_named
 from octavo.scheduler.policies import policy_named
 from octavo.scheduler.scheduler import Scheduler
 
@@ -201,6 +202,9 @@ def make_scheduler(
     max_model_len: int = 10_000,
     prefix_caching: bool = True,
     max_num_queued_reqs: int | None = None,
+    batching: str = "continuous",
+    chunked_prefill: bool = True,
+    reserve_max: bool = False,
 ) -> tuple[Scheduler, BlockPool]:
     pool = BlockPool(num_blocks, enable_prefix_caching=prefix_caching)
     scheduler = Scheduler(
@@ -211,5 +215,8 @@ def make_scheduler(
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
         max_num_queued_reqs=max_num_queued_reqs,
+        batching=batching_named(batching),
+        enable_chunked_prefill=chunked_prefill,
+        reserve_max_model_len=reserve_max,
     )
     return scheduler, pool

@@ -170,7 +170,8 @@ def _circumstances(config: Config, jobs: list[Job], block_bytes: int) -> list[Ci
         num_blocks += -(-len(jobs[index].prompt) // block_size)
     num_blocks = max(num_blocks, least)
     uncached = {"enable_prefix_caching": False}
-    little_memory = {
+    paged = {"kv_policy": "paged"}
+    little_memory = paged | {
         "max_model_len": max(lengths),
         "kv_cache_memory_bytes": num_blocks * block_bytes,
     }
@@ -179,12 +180,12 @@ def _circumstances(config: Config, jobs: list[Job], block_bytes: int) -> list[Ci
         *(
             Circumstance(
                 f"in chunks of {budget} tokens",
-                uncached | {"max_num_batched_tokens": budget},
+                uncached | {"max_num_batched_tokens": budget, "enable_chunked_prefill": True},
                 partial(_chunks, longest, budget),
             )
             for budget in (block_size, longest // 2 + 1)
         ),
-        Circumstance("with prefix hits", {"enable_prefix_caching": True}, _hits, 2),
+        Circumstance("with prefix hits", paged | {"enable_prefix_caching": True}, _hits, 2),
         Circumstance(_PREEMPTED, uncached | little_memory, _preemptions),
         Circumstance("with 1 thread", uncached | {"threads": 1}, _shared_steps),
         Circumstance("with 2 threads", uncached | {"threads": 2}, _shared_steps),

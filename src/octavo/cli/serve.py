@@ -51,7 +51,11 @@ def serve(config: Config, *, own_process: bool = True) -> None:
             return assembly.served_model(config.model, checkpoint, text, engine.facts)
 
         def make_app() -> Starlette:
-            cache_info = {**asdict(config.cache), "num_gpu_blocks": engine.facts.num_blocks}
+            cache_info = {
+                **asdict(config.cache),
+                "enable_prefix_caching": config.cache.caches_prefixes,
+                "num_gpu_blocks": engine.facts.num_blocks,
+            }
             return create_app(model(), engine, config.server, monotonic, cache_info=cache_info)
 
         def on_ready(url: str) -> None:

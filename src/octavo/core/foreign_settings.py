@@ -14,9 +14,7 @@ _BY_REMARK = {
         "enable-auto-tool-choice tool-call-parser reasoning-parser structured-outputs-config"
     ),
     "not built yet; a proxy in front can do TLS": "ssl-keyfile ssl-certfile",
-    "always on; a step computes --max-num-batched-tokens of prompts and answers at most": (
-        "enable-chunked-prefill cont-batching cb"
-    ),
+    "use --batching": "cont-batching cb",
     "not needed: nothing is compiled or captured": (
         "enforce-eager compilation-config cc optimization-level"
     ),

@@ -149,13 +149,21 @@ class TokenDelta(NamedTuple):
 class EngineStats(NamedTuple):
     """The engine's state after a step; the totals only grow.
 
-    kv_usage: share of KV blocks in use, 0 to 1. prefix_queries, prefix_hits: tokens looked up and
-    found.
+    kv_usage: share of KV blocks in use, 0 to 1; num_kv_blocks: how many these are. step_tokens:
+    computed in the last step. prefix_queries, prefix_hits: tokens looked up and found.
+
+    These explain the throughput; each is a sum over all steps, divide by total_steps for a mean:
+    scheduled_sequences: that had tokens computed. sampled_sequences: of these, the ones that came
+    to a new token. taken_slots: slots that no other sequence could have; scheduled_sequences /
+    taken_slots is the slot efficiency. kv_tokens: tokens whose keys and values are kept in blocks
+    in use, and kv_capacity: tokens that these blocks have places for, shared blocks counted once;
+    1 - kv_tokens / kv_capacity is the KV memory that is reserved and not used.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
+    num_kv_blocks: int = 0
     step_tokens: int = 0
     total_prompt_tokens: int = 0
     total_generated_tokens: int = 0
@@ -163,3 +171,8 @@ class EngineStats(NamedTuple):
     total_prefix_hits: int = 0
     total_preemptions: int = 0
     total_steps: int = 0
+    total_scheduled_sequences: int = 0
+    total_sampled_sequences: int = 0
+    total_taken_slots: int = 0
+    total_kv_tokens: int = 0
+    total_kv_capacity: int = 0

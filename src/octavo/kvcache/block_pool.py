@@ -33,6 +33,11 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def num_held(self) -> int:
+        """Blocks with holders."""
+        return self.num_blocks - len(self._free)
+
+    @property
     def usage(self) -> float:
         """Share of blocks that are held, 0 to 1."""
         return 1.0 - len(self._free) / self.num_blocks

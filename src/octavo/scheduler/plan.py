@@ -10,9 +10,12 @@ from octavo.scheduler.sequence import Sequence
 
 @dataclass(slots=True)
 class StepPlan:
-    """budget: tokens that may still be added. sequences: parallel to scheduled."""
+    """budget: tokens that may still be added. num_behind: sequences that the step does not bring to
+    their end, so that they don't sample. sequences: parallel to scheduled.
+    """
 
     budget: int
+    num_behind: int = 0
     bindings: list[SlotBinding] = field(default_factory=list)
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo.core.errors import InvariantError
 from octavo.core.step import BlockCopy, SlotBinding
@@ -11,18 +13,46 @@ from octavo.scheduler.plan import StepPlan
 from octavo.scheduler.sequence import Sequence
 
 
+class Beginning(NamedTuple):
+    """What a sequence would start with: blocks that it shares, and the number of tokens that are
+    computed in them.
+    """
+
+    shared: list[int]
+    num_computed: int
+
+
+@dataclass(slots=True)
+class _Unreturned:
+    """Blocks that were given back, and how many places in them hold no token."""
+
+    blocks: list[int] = field(default_factory=list)
+    num_unfilled: int = 0
+
+
 class Residency:
     """What running sequences hold. A sequence is resident from `start` to `stop`.
 
     Blocks that are given back while steps are in flight return to the pool when the newest of these
     has ended, because it may still read or write them.
+
+    num_reserved_tokens: if not 0, a sequence gets the blocks of so many tokens when it starts, even
+    if it never fills them, and shares none: the reservation of the longest that may come, as
+    engines made it before paging (PagedAttention, arXiv 2309.06180, section 3). There it is one
+    contiguous piece; here it needn't be, which changes nothing in what fits, because all
+    reservations are equally large.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, max_num_seqs: int) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, num_slots: int, num_reserved_tokens: int = 0
+    ) -> None:
         self.pool = pool
         self.block_size = block_size
-        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
-        self._unreturned: deque[list[int]] = deque()  # one list of blocks per step in flight
+        self.num_slots = num_slots
+        self._num_reserved_blocks = -(-num_reserved_tokens // block_size)
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._unreturned: deque[_Unreturned] = deque()  # one per step in flight
+        self._num_unfilled = 0  # places for tokens in held blocks that hold none
 
     @property
     def num_free_slots(self) -> int:
@@ -31,29 +61,50 @@ class Residency:
     @property
     def awaits_blocks(self) -> bool:
         """Whether blocks will come back by themselves when steps in flight end."""
-        return any(self._unreturned)
+        return any(unreturned.blocks for unreturned in self._unreturned)
 
     def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        """Blocks that a sequence of so many tokens holds."""
+        return max(-(-num_tokens // self.block_size), self._num_reserved_blocks)
+
+    @property
+    def kv_capacity(self) -> int:
+        """Tokens that the held blocks have places for, shared blocks counted once."""
+        return self.pool.num_held * self.block_size
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens whose keys and values are in held blocks when the steps in flight have ended.
+
+        Only a sequence's own last blocks have places left, because what is shared is full or is
+        copied at once: so what is left can be counted as it comes and goes.
+        """
+        return self.kv_capacity - self._num_unfilled
 
     # --- steps begin and end ------------------------------------------------------------------
 
-    def step_began(self) -> None:
-        self._unreturned.append([])
+    def step_began(self, num_tokens: int) -> None:
+        """A step was planned that computes so many tokens."""
+        self._num_unfilled -= num_tokens
+        self._unreturned.append(_Unreturned())
 
     def step_ended(self) -> None:
         """The oldest step in flight has ended."""
-        self.pool.release(self._unreturned.popleft())
+        self._return(self._unreturned.popleft())
 
     # --- sequences ----------------------------------------------------------------------------
 
-    def can_start(self, sequence: Sequence) -> bool:
-        """Whether a slot is free and all tokens known now fit into free blocks and shared ones."""
+    def beginning_of(self, sequence: Sequence) -> Beginning | None:
+        """With what it can start; None unless a slot is free and all tokens known now fit into free
+        blocks and shared ones.
+        """
         if not self._free_slots or sequence.num_pending:
-            return False  # pending: it was preempted in flight, its newest token is not known yet
-        fresh, shared = self._blocks_to_start(sequence)
-        unheld = sum(self.pool.num_holders(block) == 0 for block in shared)
-        return fresh + unheld <= self.pool.num_free
+            return None  # pending: it was preempted in flight, its newest token is not known yet
+        beginning = self._shareable(sequence)
+        unheld = sum(self.pool.num_holders(block) == 0 for block in beginning.shared)
+        if self._num_fresh_blocks(sequence, beginning) + unheld > self.pool.num_free:
+            return None
+        return beginning
 
     def victims_for(self, sequence: Sequence, candidates: list[Sequence]) -> list[Sequence]:
         """The fewest of `candidates`, from the end, whose stopping lets `sequence` start; none if
@@ -61,9 +112,10 @@ class Residency:
 
         Blocks that come back when the steps in flight end count as free.
         """
-        fresh, shared = self._blocks_to_start(sequence)
+        beginning = self._shareable(sequence)
+        fresh, shared = self._num_fresh_blocks(sequence, beginning), beginning.shared
         num_slots = len(self._free_slots)
-        num_free = self.pool.num_free + sum(map(len, self._unreturned))
+        num_free = self.pool.num_free + sum(len(u.blocks) for u in self._unreturned)
         holders = {block: self.pool.num_holders(block) for block in shared}
         victims: list[Sequence] = []
         while True:
@@ -78,14 +130,15 @@ class Residency:
                 holders[block] = holders.get(block, self.pool.num_holders(block)) - 1
                 num_free += holders[block] == 0
 
-    def start(self, sequence: Sequence, plan: StepPlan) -> int:
-        """Give a slot, shared blocks, and fresh blocks for all tokens known now; the number of
-        tokens that are computed already. Only after `can_start`.
+    def start(self, sequence: Sequence, beginning: Beginning, plan: StepPlan) -> None:
+        """Give a slot, shared blocks, and fresh blocks for all tokens known now. beginning: what
+        `beginning_of` has just said.
 
         All at once, so that a prompt half computed never has to be preempted for its own rest.
         """
-        shared, num_computed = self._shareable(sequence)
+        shared, num_computed = beginning
         self.pool.share(shared)
+        self._num_unfilled += len(shared) * self.block_size - num_computed
         sequence.block_table = list(shared)
         sequence.num_sent_blocks = 0
         sequence.num_registered_blocks = num_computed // self.block_size
@@ -94,25 +147,25 @@ class Residency:
         if not self.extend(sequence, sequence.num_tokens - num_computed, plan):
             raise InvariantError("blocks that were counted as free could not be allocated")
         plan.bindings.append(_binding(sequence))
-        return num_computed
 
     def extend(self, sequence: Sequence, count: int, plan: StepPlan) -> bool:
         """Make the next `count` tokens writable; False, and nothing changed, if the blocks aren't
         there.
         """
         table, start = sequence.block_table, sequence.num_computed
-        missing = self.blocks_for(start + count) - len(table)
         index, offset = divmod(start, self.block_size)
         copies = offset != 0 and self.pool.num_holders(table[index]) > 1  # copy on write
-        if missing <= 0 and not copies:
+        if not copies and start + count <= len(table) * self.block_size:
             return True
-        blocks = self.pool.allocate(max(missing, 0) + copies)
+        missing = max(self.blocks_for(start + count) - len(table), 0)
+        blocks = self.pool.allocate(missing + copies)
         if blocks is None:
             return False
+        self._num_unfilled += missing * self.block_size
         if copies:
             source, table[index] = table[index], blocks.pop()
             plan.copies.append(BlockCopy(slot_of(sequence), index, source, table[index]))
-            self._give_back([source])
+            self._give_back([source], num_unfilled=0)
         table.extend(blocks)
         return True
 
@@ -132,38 +185,46 @@ class Residency:
 
     def stop(self, sequence: Sequence) -> None:
         """Take slot and blocks away."""
+        table = sequence.block_table
         self._free_slots.append(slot_of(sequence))
-        self._give_back(sequence.block_table)
+        self._give_back(table, len(table) * self.block_size - sequence.num_computed)
         sequence.slot = None
         sequence.block_table = []
 
-    def _shareable(self, sequence: Sequence) -> tuple[list[int], int]:
-        """Blocks that hold the sequence's first tokens already, and how many tokens these are.
+    def _shareable(self, sequence: Sequence) -> Beginning:
+        """Blocks that hold the sequence's first tokens already.
 
         Never all of them: the last token is always computed, for its logits.
         """
+        if self._num_reserved_blocks:
+            return Beginning([], 0)
         source, num_shared = sequence.fork_source, sequence.num_prompt_tokens - 1
         # Blocks are copied before a step computes: what is copied must be written by earlier steps.
         if source is not None and source.slot is not None and source.num_written >= num_shared:
-            return source.block_table[: self.blocks_for(num_shared)], num_shared
+            return Beginning(source.block_table[: self.blocks_for(num_shared)], num_shared)
         if not self.pool.enable_prefix_caching or sequence.prompt_logprobs is not None:
-            return [], 0  # prompt log-probabilities need every position's logits
+            return Beginning([], 0)  # prompt log-probabilities need every position's logits
         num_full = (len(sequence.token_ids) - 1) // self.block_size
         blocks = self.pool.find_prefix(sequence.keys_of_full_blocks(num_full, self.block_size))
-        return blocks, len(blocks) * self.block_size
+        return Beginning(blocks, len(blocks) * self.block_size)
 
-    def _blocks_to_start(self, sequence: Sequence) -> tuple[int, list[int]]:
-        """How many fresh blocks all tokens known now need, and which blocks they share."""
-        shared, num_computed = self._shareable(sequence)
+    def _num_fresh_blocks(self, sequence: Sequence, beginning: Beginning) -> int:
+        """Blocks that all tokens known now need besides those that they share."""
+        shared, num_computed = beginning
         fresh = self.blocks_for(sequence.num_tokens) - len(shared)
         # A last shared block that is partly filled will be copied.
-        return fresh + (num_computed % self.block_size != 0), shared
+        return fresh + (num_computed % self.block_size != 0)
 
-    def _give_back(self, blocks: list[int]) -> None:
+    def _give_back(self, blocks: list[int], num_unfilled: int) -> None:
         if self._unreturned:
-            self._unreturned[-1].extend(blocks)
+            self._unreturned[-1].blocks.extend(blocks)
+            self._unreturned[-1].num_unfilled += num_unfilled
         else:
-            self.pool.release(blocks)
+            self._return(_Unreturned(blocks, num_unfilled))
+
+    def _return(self, unreturned: _Unreturned) -> None:
+        self.pool.release(unreturned.blocks)
+        self._num_unfilled -= unreturned.num_unfilled
 
 
 def slot_of(sequence: Sequence) -> int:

@@ -25,6 +25,8 @@ from octavo.core.step import (
     TokenDelta,
 )
 from octavo.kvcache.block_pool import BlockPool
+from octavo.scheduler.batching import Batching, ContinuousBatching
+from octavo.scheduler.limits import Limits
 from octavo.scheduler.plan import StepInFlight, StepPlan
 from octavo.scheduler.policies import Policy
 from octavo.scheduler.residency import Residency, slot_of
@@ -36,7 +38,11 @@ _ORDER = attrgetter("order")
 
 
 class Scheduler:
-    """Continuous batching over a paged KV cache.
+    """Batching over a KV cache in blocks; continuous and paged unless told otherwise.
+
+    batching: when waiting sequences may join. enable_chunked_prefill: a prompt may be computed in
+    parts; else max_num_batched_tokens must be at least max_model_len. reserve_max_model_len: give
+    each sequence the blocks of max_model_len tokens when it starts (see Residency).
 
     Steps may overlap: `schedule` may be called again before `update` was given the earlier step's
     output, as often as the executor is deep. Every sequence of an accepted request gets exactly one
@@ -53,15 +59,21 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         max_num_queued_reqs: int | None = None,
+        batching: Batching | None = None,
+        enable_chunked_prefill: bool = True,
+        reserve_max_model_len: bool = False,
     ) -> None:
         self._pool = pool
         self._policy = policy
+        self._batching = batching or ContinuousBatching()
         # Each running sequence gets a token in every step: nobody starves behind earlier ones, and
         # a higher rank always finds a slot to take.
         num_slots = min(max_num_seqs, max_num_batched_tokens)
-        self._residency = Residency(pool, block_size, num_slots)
+        reserved = max_model_len if reserve_max_model_len else 0
+        self._residency = Residency(pool, block_size, num_slots, reserved)
+        self._limits = Limits(policy, self._residency, max_model_len)
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._max_model_len = max_model_len
+        self._enable_chunked_prefill = enable_chunked_prefill
         self._max_num_queued_reqs = max_num_queued_reqs
 
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished ones, by request
@@ -80,7 +92,9 @@ class Scheduler:
 
         Raises RequestError if it could never run, QueueFullError if too many wait already.
         """
-        self._check_request(request)
+        if request.request_id in self._sequences:
+            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        self._limits.check(request)
         self._check_queue()
         first, *others = [self._new_sequence(request, i) for i in range(request.sampling.n)]
         self._sequences[request.request_id] = [first, *others]
@@ -132,26 +146,28 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         num_waiting = len(self._waiting) + sum(map(len, self._forks.values()))
-        return self._totals.stats(len(self._running), num_waiting, self._pool.usage)
+        pool = self._pool
+        return self._totals.stats(len(self._running), num_waiting, pool.usage, pool.num_held)
 
     # --- a step: schedule ---------------------------------------------------------------------
 
     def schedule(self, now: float) -> ScheduledStep | None:
         """The next step, or None if nothing can be computed before a step in flight ends."""
         plan = StepPlan(self._max_num_batched_tokens)
+        if not self._running:
+            self._batching.drained()
         self._yield_to_higher_rank()
         if self._schedule_running(plan):
             self._admit(plan, now)
         if not plan.scheduled:
             return None
         num_tokens = self._max_num_batched_tokens - plan.budget
-        self._totals.steps += 1
-        self._totals.step_tokens = num_tokens
+        self._residency.step_began(num_tokens)
+        self._count_step(plan, num_tokens)
         step = ScheduledStep(
             self._totals.steps, plan.bindings, plan.scheduled, plan.copies, num_tokens
         )
         self._in_flight.append(StepInFlight(step, plan.sequences))
-        self._residency.step_began()
         return step
 
     def _schedule_running(self, plan: StepPlan) -> bool:
@@ -169,7 +185,7 @@ class Scheduler:
             if missing == 1:
                 singles_behind -= 1
             missing = min(missing, plan.budget - singles_behind)
-            if missing <= 0 or not self._may_grow(sequence):
+            if missing <= 0 or not sequence.may_grow:
                 continue
             while not self._residency.extend(sequence, missing, plan):
                 enough = False
@@ -183,27 +199,32 @@ class Scheduler:
                 self._enter(sequence, missing, plan)
         return enough
 
-    def _may_grow(self, sequence: Sequence) -> bool:
-        """Whether another token is wanted, as far as can be told before the steps in flight end."""
-        if sequence.num_pending == 0:
-            return True
-        return sequence.num_output_tokens + sequence.num_pending < sequence.request.max_tokens
-
     def _admit(self, plan: StepPlan, now: float) -> None:
         """Start waiting sequences in order, until the first that does not fit."""
         while plan.budget:
             sequence = self._waiting.first()
-            if sequence is None or not self._residency.can_start(sequence):
-                return
+            if sequence is None or not self._admits(sequence):
+                break
+            beginning = self._residency.beginning_of(sequence)
+            if beginning is None:
+                break
+            missing = sequence.num_tokens - beginning.num_computed
+            if missing > plan.budget and not self._enable_chunked_prefill:
+                return  # in a step with fewer others
             self._waiting.remove(sequence)
-            num_cached = self._residency.start(sequence, plan)
+            self._residency.start(sequence, beginning, plan)
+            self._batching.started(sequence)
             insort(self._running, sequence, key=_ORDER)
             if sequence.first_scheduled_time is None:
                 sequence.first_scheduled_time = now
                 if sequence.index == 0:
-                    self._count_first_start(sequence, num_cached)
-            missing = sequence.num_tokens - sequence.num_computed
+                    self._count_first_start(sequence, beginning.num_computed)
             self._enter(sequence, min(missing, plan.budget), plan)
+        if plan.budget:
+            self._batching.filled()
+
+    def _admits(self, sequence: Sequence) -> bool:
+        return self._batching.admits(sequence, self._residency.num_slots)
 
     def _enter(self, sequence: Sequence, count: int, plan: StepPlan) -> None:
         """Put the next `count` tokens of a sequence, which has their blocks, into the step."""
@@ -214,13 +235,16 @@ class Scheduler:
             new_blocks = tuple(table[sequence.num_sent_blocks :])
             sequence.num_sent_blocks = len(table)
         samples = end == len(sequence.token_ids) + sequence.num_pending
+        if samples:
+            sequence.num_pending += 1
+        else:
+            plan.num_behind += 1
         plan.scheduled.append(
             ScheduledSequence(slot_of(sequence), start, count, new_blocks, (), samples)
         )
         plan.sequences.append(sequence)
         plan.budget -= count
         sequence.num_written, sequence.num_computed = start, end
-        sequence.num_pending += samples
         block_size = self._residency.block_size
         if end // block_size > sequence.num_registered_blocks:
             self._residency.register_full_blocks(sequence)
@@ -228,7 +252,7 @@ class Scheduler:
     def _yield_to_higher_rank(self) -> None:
         """Preempt running sequences that the first waiting one outranks, if that lets it start."""
         head = self._waiting.first()
-        if head is None or head.num_pending:
+        if head is None or head.num_pending or not self._admits(head):
             return
         outranked = [s for s in self._running if self._policy.outranks(head, s)]
         if outranked:
@@ -283,7 +307,7 @@ class Scheduler:
         for token in result.token_ids:
             sequence.token_ids.append(token)
             accepted += 1
-            reason = _finish_reason(sequence, token)
+            reason = sequence.reason_to_finish()
             if reason is not None:
                 break
         delta = TokenDelta(
@@ -357,6 +381,17 @@ class Scheduler:
         for sequence in self._forks.pop(request_id, ()):
             self._waiting.push(sequence)
 
+    def _count_step(self, plan: StepPlan, num_tokens: int) -> None:
+        """Sums that are kept already, not made over the sequences: this is done in every step."""
+        totals, num_sequences = self._totals, len(plan.scheduled)
+        totals.steps += 1
+        totals.step_tokens = num_tokens
+        totals.scheduled_sequences += num_sequences
+        totals.sampled_sequences += num_sequences - plan.num_behind
+        totals.taken_slots += self._batching.num_taken_slots(len(self._running))
+        totals.kv_tokens += self._residency.num_kv_tokens
+        totals.kv_capacity += self._residency.kv_capacity
+
     def _count_first_start(self, sequence: Sequence, num_cached: int) -> None:
         sequence.num_cached_tokens = num_cached
         self._num_unstarted -= 1
@@ -365,49 +400,13 @@ class Scheduler:
             self._totals.prefix_queries += sequence.num_prompt_tokens
         self._totals.prefix_hits += num_cached
 
-    def _check_request(self, request: Request) -> None:
-        if request.request_id in self._sequences:
-            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
-        if request.priority and not self._policy.uses_priority:
-            raise RequestError(
-                f"priority {request.priority} has no effect under the {self._policy.name} policy; "
-                "leave it out, or start the server with --scheduling-policy priority",
-                param="priority",
-            )
-        num_prompt, longest = (
-            request.num_prompt_tokens,
-            request.num_prompt_tokens + request.max_tokens,
-        )
-        wanted = f"prompt ({num_prompt} tokens) and output (up to {request.max_tokens})"
-        if longest > self._max_model_len:
-            raise RequestError(
-                f"{wanted} exceed the model's length of {self._max_model_len} tokens; lower "
-                "max_tokens or shorten the prompt",
-                param="max_tokens",
-            )
-        needed = self._residency.blocks_for(longest)
-        if needed > self._pool.num_blocks:
-            raise RequestError(
-                f"{wanted} need {needed} KV blocks of {self._residency.block_size} tokens; there "
-                f"are {self._pool.num_blocks}. Lower max_tokens, or give the server more KV "
-                "memory (--kv-cache-memory-bytes).",
-                param="max_tokens",
-            )
-
     def _check_queue(self) -> None:
         limit = self._max_num_queued_reqs
-        if limit is not None and self._num_unstarted >= limit + self._residency.num_free_slots:
+        if limit is None:
+            return
+        num_slots, num_running = self._residency.num_slots, len(self._running)
+        if self._num_unstarted >= limit + self._batching.num_open_slots(num_slots, num_running):
             raise QueueFullError(
                 "The engine is currently busy and cannot accept new requests: "
                 f"{self._num_unstarted} wait (--max-num-queued-reqs {limit}). Please retry later."
             )
-
-
-def _finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
-    """Whether `token`, the sequence's newest, ends it."""
-    request, count = sequence.request, sequence.num_output_tokens
-    if count > request.sampling.min_tokens and (
-        token in request.eos_token_ids or token in request.sampling.stop_token_ids
-    ):
-        return FinishReason.STOP
-    return FinishReason.LENGTH if count >= request.max_tokens else None

@@ -78,6 +78,22 @@ class Sequence:
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether another token is wanted, as far as can be told before the steps in flight end."""
+        if self.num_pending == 0:
+            return True
+        return self.num_output_tokens + self.num_pending < self.request.max_tokens
+
+    def reason_to_finish(self) -> FinishReason | None:
+        """Why the newest token ends the sequence, if it does."""
+        request, count, token = self.request, self.num_output_tokens, self.token_ids[-1]
+        if count > request.sampling.min_tokens and (
+            token in request.eos_token_ids or token in request.sampling.stop_token_ids
+        ):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if count >= request.max_tokens else None
+
     def keys_of_full_blocks(self, num_blocks: int, block_size: int) -> list[BlockKey]:
         """Prefix keys of the first `num_blocks` blocks, whose tokens must all be known."""
         keys = self.block_keys

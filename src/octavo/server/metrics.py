@@ -10,6 +10,17 @@ are fed by what was delivered, so once nothing runs they agree exactly:
   that was aborted.
 - request_success_total and the latencies count sequences; a refused request counts nowhere but,
   where the queue was full, in admission_rejections_total.
+
+What explains the throughput has no name in vLLM. These counters are sums over engine steps, so that
+the quotient of what two of them have grown by is a mean over the time between two scrapes:
+
+- scheduled_sequences_total / engine_steps_total is the mean batch, sampled_sequences_total /
+  engine_steps_total the tokens that a step generates (iteration_tokens_total: that it computes).
+- scheduled_sequences_total / taken_slots_total is the slot efficiency: under --batching static the
+  slots of ended sequences stay taken until the batch has ended as a whole.
+- 1 - kv_tokens_total / kv_capacity_tokens_total is the share of KV memory that is given to
+  sequences and holds nothing. Blocks that sequences share count once; blocks that nobody holds, but
+  where a prefix may still be found, do not count.
 """
 
 from __future__ import annotations
@@ -45,6 +56,26 @@ _REQUEST_SECONDS = (
     60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
 
+# Field of EngineStats: name and description of the counter.
+_MECHANISM = {
+    "total_steps": ("engine_steps", "Steps of the engine."),
+    "total_scheduled_sequences": (
+        "scheduled_sequences", "Sequences that had tokens computed, summed over steps.",
+    ),
+    "total_sampled_sequences": (
+        "sampled_sequences", "Sequences that came to a new token, summed over steps.",
+    ),
+    "total_taken_slots": (
+        "taken_slots", "Slots that no other sequence could have, summed over steps.",
+    ),
+    "total_kv_tokens": (
+        "kv_tokens", "Tokens kept in KV blocks in use, summed over steps.",
+    ),
+    "total_kv_capacity": (
+        "kv_capacity_tokens", "Tokens that KV blocks in use have places for, summed over steps.",
+    ),
+}  # fmt: skip
+
 
 class Metrics:
     """All metrics of one served model, in a registry of their own.
@@ -74,6 +105,7 @@ class Metrics:
         self._running = self._gauge("num_requests_running", "Sequences that hold a slot.")
         self._waiting = self._gauge("num_requests_waiting", "Sequences that wait for one.")
         self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
+        self._kv_blocks = self._gauge("kv_cache_blocks", "KV blocks in use.")
         self._step_tokens = _LazyHistogram(
             self._histogram(
                 "iteration_tokens_total", "Tokens computed per engine step.", _STEP_TOKENS
@@ -88,6 +120,9 @@ class Metrics:
         self._preemptions = self._counter(
             "num_preemptions", "Sequences whose KV blocks were taken away."
         )
+        self._mechanism = {
+            field: self._counter(name, doc) for field, (name, doc) in _MECHANISM.items()
+        }
 
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
         self.prompt_tokens_cached = self._counter(
@@ -179,9 +214,12 @@ class Metrics:
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._kv_usage.set(stats.kv_usage)
+        self._kv_blocks.set(stats.num_kv_blocks)
         self._prefix_queries.inc(stats.total_prefix_queries - last.total_prefix_queries)
         self._prefix_hits.inc(stats.total_prefix_hits - last.total_prefix_hits)
         self._preemptions.inc(stats.total_preemptions - last.total_preemptions)
+        for field, counter in self._mechanism.items():
+            counter.inc(getattr(stats, field) - getattr(last, field))
         self._step_tokens.catch_up()
         self.inter_token.catch_up()
         self._generation_tokens.inc(self.num_generated)

@@ -70,7 +70,7 @@ def test_a_boolean_has_both_flags(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--tensor_parallel_size=2"], 2, "error: --tensor-parallel-size: not built yet"),
         (["serve", "-tp", "2"], 2, "error: -tp: not built yet; Octavo computes on one device\n"),
         (["serve", "-c", "4096"], 2, "error: -c: use --max-model-len\n"),
-        (["serve", "--no-enable-chunked-prefill"], 2, "-prefill: always on"),
+        (["serve", "--no-cont-batching"], 2, "error: --no-cont-batching: use --batching"),
         (["chat", "-q"], 2, "Option '-q' requires an argument"),
         (["generate", "x", "--served-model-name", "m"], 2, "No such option: --served-model-name"),
         (["sevre"], 2, "Did you mean 'serve'?"),
