@@ -17,8 +17,8 @@ from octavo.bench.load.plan import ClientLoad, LoadPoint, PointRun
 from octavo.bench.load.player import Played, Player, Share
 from octavo.bench.load.target import Target
 from octavo.bench.load.workers import Workers
-from octavo.bench.statistics import percentile
 from octavo.bench.records import RequestRecord, TokenSource
+from octavo.bench.statistics import percentile
 from octavo.bench.workloads.request import PlannedRequest
 
 _GAUGE_SAMPLE_S = 1.0

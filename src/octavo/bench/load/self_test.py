@@ -13,8 +13,8 @@ from octavo.bench.load.null_server import serve
 from octavo.bench.load.plan import LoadPoint, PointRun
 from octavo.bench.load.process import Child
 from octavo.bench.load.target import Target
-from octavo.bench.statistics import percentile
 from octavo.bench.records import RequestRecord
+from octavo.bench.statistics import percentile
 from octavo.bench.workloads.request import PlannedRequest
 
 # How busy one process may be: beyond, chunks wait for each other, and stamps are late.
