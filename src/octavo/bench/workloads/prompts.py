@@ -43,9 +43,11 @@ class PromptWriter:
         self._nonce = nonce
         self._as_ids = takes_token_ids and vocabulary.ids is not None
         self._streams: dict[str, _Stream] = {}
-        choices = len(vocabulary.words)
-        self._digits = 1 + math.ceil(
-            (_NONCE_BITS - math.log2(len(vocabulary.starts))) / math.log2(choices)
+        # Inside a chat template the first word stands elsewhere than at a text's beginning, where
+        # it may be two tokens: all chats begin with the one that the overhead was measured with.
+        self._starts = vocabulary.starts if api == "completions" else vocabulary.starts[:1]
+        self._digits = math.ceil(
+            (_NONCE_BITS - math.log2(len(self._starts))) / math.log2(len(vocabulary.words))
         )
 
     @property
@@ -85,10 +87,9 @@ class PromptWriter:
         """The words that set this name apart from any other."""
         text = f"{self._seed}\0{self._nonce}\0{name}"
         number = int.from_bytes(sha256(text.encode()).digest()[: _NONCE_BITS // 8], "big")
-        starts = self.vocabulary.starts
-        number, first = divmod(number, len(starts))
-        positions = [starts[first]]
-        for _ in range(self._digits - 1):
+        number, first = divmod(number, len(self._starts))
+        positions = [self._starts[first]]
+        for _ in range(self._digits):
             number, digit = divmod(number, len(self.vocabulary.words))
             positions.append(digit)
         return positions
