@@ -438,7 +438,7 @@ def served_model(
         chat_template=text.chat_template,
         max_model_len=facts.max_model_len,
         vocab_size=vocab_size(checkpoint, text),
-        eos_token_ids=frozenset(_eos_token_ids(checkpoint, text.tokenizer)),
+        eos_token_ids=frozenset(eos_token_ids(checkpoint, text.tokenizer)),
         default_sampling=default_sampling(config, checkpoint.generation_config),
         max_logprobs=config.max_logprobs,
         fingerprint=facts.fingerprint,
@@ -492,7 +492,7 @@ def default_sampling(config: ModelConfig, generation_config: Mapping[str, Any]) 
     return defaults
 
 
-def _eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> set[int]:
+def eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> set[int]:
     """All the places where a model may name its end of text."""
     ids = set(tokenizer.eos_ids)
     for source in (checkpoint.generation_config, checkpoint.config):
