@@ -50,6 +50,7 @@ def run_of(
     cpu_share: float = 0.05,
     num_workers: int = 1,
     lag_p99_ms: float = 0.5,
+    loop_lag_p99_ms: float = 0.5,
     **others: Any,
 ) -> PointRun:
     """What a client that is fast enough would hand over."""
@@ -58,7 +59,12 @@ def run_of(
         start_ns=0,
         end_ns=max((record.done_ns or 0) for record in records),
         records=records,
-        client=ClientLoad(num_workers=num_workers, cpu_share=cpu_share, lag_p99_ms=lag_p99_ms),
+        client=ClientLoad(
+            num_workers=num_workers,
+            cpu_share=cpu_share,
+            lag_p99_ms=lag_p99_ms,
+            loop_lag_p99_ms=loop_lag_p99_ms,
+        ),
         **others,
     )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.bench.load.plan import PointRun
+from octavo.bench.load.plan import ClientLoad, PointRun
 from octavo.bench.metrics import METRICS
 from octavo.bench.points import Check, CheckStatus, Estimate, Point
 from octavo.bench.records import Failure, RequestRecord, TokenSource
@@ -20,19 +20,18 @@ from octavo.machine import usable_cpus
 
 PASS, WARN, FAIL = CheckStatus.PASS, CheckStatus.WARN, CheckStatus.FAIL
 
-_LAG_MS = 5.0
-_LAG_OF_TTFT = 0.02
-_BUSY_WORKER = 0.9
+_LAG_MS, _LAG_OF_TTFT = 5.0, 0.02  # whichever is more
+_BUSY_WORKER = 0.9  # of a core
 _CLIENT_OF_MACHINE = 0.1
 _HEADROOM = 2.0
 _LITTLE = 0.05
-_REQUESTS_PER_USER = 5
+_REQUESTS_PER_USER = 5  # below, the first and last wave are too much of a closed loop
 _TEXTS_COMPARED = 20
-_TOKENS_WARN, _TOKENS_FAIL = 0.05, 0.2
-_CHUNKS = (0.95, 1.05)
+_TOKENS_WARN, _TOKENS_FAIL = 0.05, 0.2  # text that is tokenized again differs a little
+_CHUNKS_PER_TOKEN = (0.95, 1.05)
 _HITS_WARN, _HITS_FAIL = 0.05, 0.2
-_LEAST_FOR_TREND = 20
-_TREND_PARTS = 40
+_LEAST_FOR_TREND = 20  # requests
+_TREND_PARTS = 40  # of the window, in which requests in flight are counted
 _FAILURES = 0.05
 _DRIFT = 0.05
 
@@ -41,10 +40,11 @@ _DRIFT = 0.05
 class Evidence:
     """What gates need beside a run; None where it isn't known.
 
-    client_chunks_per_s: what this client took from the null server. count_tokens: of a text, by the
-    model's tokenizer. shared_prefix: the share of prompt tokens that the workload repeats on
-    purpose. may_overload: the load is meant to go beyond what the server can do, as in a search for
-    its capacity; requests that pile up or are turned away are then a finding.
+    client_chunks_per_s: that this client, all workers together, could take from a server that does
+    nothing. count_tokens: of a text, by the model's tokenizer. shared_prefix: the share of prompt
+    tokens that the workload repeats on purpose. may_overload: the load is meant to go beyond what
+    the server can do, as in a search for its capacity; requests that pile up or are turned away are
+    then a finding. num_cpus: of the client's machine.
     """
 
     client_chunks_per_s: float | None = None
@@ -58,7 +58,7 @@ def check_point(run: PointRun, point: Point, evidence: Evidence) -> tuple[Check,
     """All gates that apply to one load point."""
     succeeded = [record for record in run.records if record.is_ok]
     found: list[Check | None] = [
-        client_lag(point),
+        client_lag(point, run.client),
         client_cpu(point, run.client.num_workers, evidence.num_cpus),
         self_test(run, evidence.client_chunks_per_s),
         little(point),
@@ -74,20 +74,27 @@ def check_point(run: PointRun, point: Point, evidence: Evidence) -> tuple[Check,
     return tuple(check for check in found if check is not None)
 
 
-def client_lag(point: Point) -> Check:
-    """Requests left when they were due."""
+def client_lag(point: Point, client: ClientLoad) -> Check:
+    """Requests left when they were due, and what came was stamped when it came."""
     ttft = point.metrics.get("ttft_send")  # the one from the schedule has the lag in it
     limit = max(_LAG_MS, _LAG_OF_TTFT * ttft.p50.value if ttft else 0.0)
-    lag = point.client_lag_p99_ms
+    if client.lag_p99_ms >= limit:
+        status = FAIL
+        why = "The client sent requests late: the server saw another load than was asked for. Use "
+        why += "more workers, or a machine that is less busy."
+    elif client.loop_lag_p99_ms >= limit:
+        status = WARN
+        why = "The client was busy when it should have looked: stamps of chunks may be late by as "
+        why += "much. Use more workers, or a machine that is less busy."
+    else:
+        status, why = PASS, "The client was on time."
     return Check(
         id="client_lag",
-        status=PASS if lag < limit else FAIL,
-        value=f"p99 {lag:.1f} ms",
+        status=status,
+        value=f"p99 {client.lag_p99_ms:.1f} ms in sending, {client.loop_lag_p99_ms:.1f} ms in "
+        "looking",
         limit=f"< {limit:.1f} ms",
-        why="Requests left when they were due."
-        if lag < limit
-        else "The client sent requests late: the server saw another load than was asked for. Use "
-        "more workers, or a machine that is less busy.",
+        why=why,
     )
 
 
@@ -305,7 +312,7 @@ def chunks_per_token(point: Point) -> Check | None:
     """A chunk is a token, so gaps between chunks are those between tokens."""
     if point.chunks_per_token is None or "acceptance" in point.server:
         return None  # speculation gives several tokens at once
-    low, high = _CHUNKS
+    low, high = _CHUNKS_PER_TOKEN
     is_one = low <= point.chunks_per_token <= high
     return Check(
         id="chunks_per_token",

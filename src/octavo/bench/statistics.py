@@ -2,7 +2,9 @@
 
 All intervals are at 95 %. A series is in the order of time: neighbours that resemble each other (a
 queue, streams of one batch) tell less than as many independent values, so every interval and every
-refusal goes by the effective size. What is random is seeded: equal input, equal result.
+refusal goes by the effective size. That is itself estimated: a run that is shorter than the
+server's busy periods can't know it, and only runs with other seeds make up for that. What is random
+is seeded: equal input, equal result.
 
 Percentiles have one rule, numpy's default: linear interpolation between the neighbours of position
 q (n - 1) in the sorted values. p50 of [1, 2, 3, 4, 100] is 3, its p99 is 96.16.
@@ -27,9 +29,7 @@ Series = Sequence[float] | Floats
 _CONFIDENCE = 0.95
 _TAIL = (1 - _CONFIDENCE) / 2
 _LEAST_EFFECTIVE = 10
-"""Of an autocorrelated series: below, its own estimate of how much it repeats itself is too rough
-for an interval. With the waiting times of a queue at 80 % load, 300 of them, two intervals in five
-would miss."""
+"""Of an autocorrelated series: below, it can't tell how much it repeats itself."""
 _BOOTSTRAP_ROUNDS = 4000
 
 
@@ -51,7 +51,7 @@ def can_tell(q: float, num_effective: float) -> bool:
 def effective_size(series: Series) -> float:
     """As many independent values would give the mean as surely: n / (1 + 2 sum of the
     autocorrelations), the sum by the initial monotone sequence (Geyer 1992, Practical Markov Chain
-    Monte Carlo, section 3.3). n itself if neighbours are not significantly alike (1 %).
+    Monte Carlo). n itself if neighbours are not significantly alike (1 %).
     """
     values = np.asarray(series, dtype=np.float64)
     count = len(values)
@@ -185,8 +185,8 @@ def paired_bootstrap(
 
     Whole blocks are resampled. The interval is Student's t with blocks - 1 degrees of freedom on
     the bootstrap's standard error, widened by sqrt(k / (k - 1)): percentiles of the replicates
-    never reach beyond the blocks themselves and miss too often for fewer than about 20 (Hesterberg
-    2015, What Teachers Should Know About the Bootstrap, section 4).
+    never reach beyond the blocks themselves, and miss too often where there are few (Hesterberg
+    2015, What Teachers Should Know About the Bootstrap).
     """
     values = np.asarray(log_ratios, dtype=np.float64)
     mean = float(values.mean())
