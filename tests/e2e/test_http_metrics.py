@@ -9,7 +9,14 @@ import httpx
 import pytest
 
 from octavo.config import ServerConfig
-from support.scripted import ScriptedExecutor, ScriptedServer, always, byte_model, scripted_server
+from support.scripted import (
+    ScriptedExecutor,
+    ScriptedServer,
+    always,
+    byte_model,
+    scripted_server,
+    sentencepiece_model,
+)
 
 
 @pytest.fixture
@@ -32,14 +39,38 @@ def test_met_01_latencies_are_measured(server: ScriptedServer) -> None:
     assert 0.002 * 5 <= grown["octavo:time_to_first_token_seconds_sum"] < elapsed
     per_token = grown["octavo:request_time_per_output_token_seconds_sum"] / 5
     assert 0.002 <= per_token < elapsed / 5 / 19
-    assert 0.002 * 5 * 20 <= grown["octavo:e2e_request_latency_seconds_sum"] <= elapsed
-    buckets = [
-        value
-        for name, value in after.items()
-        if name.startswith("octavo:time_to_first_token_seconds_bucket")
-    ]
-    assert buckets == sorted(buckets)
-    assert after['octavo:time_to_first_token_seconds_bucket{le="+Inf"}'] == buckets[-1] == 5
+    # Seconds, as the client's own clock has them; none of them is 0.
+    for name, least in (
+        ("inter_token_latency", 0.002 * 5 * 19),
+        ("e2e_request_latency", 0.002 * 5 * 20),
+        ("request_inference_time", 0.002 * 5 * 20),
+        ("request_prefill_time", 0.002 * 5),
+        ("request_decode_time", 0.002 * 5 * 19),
+    ):
+        assert least <= grown[f"octavo:{name}_seconds_sum"] <= elapsed, name
+    histograms = {name.partition("_bucket{")[0] for name in after if "_bucket{le=" in name}
+    assert {f"octavo:{name}_seconds" for name in ("time_to_first_token", "inter_token_latency")} < (
+        histograms
+    )
+    for histogram in histograms:
+        buckets = [n for name, n in after.items() if name.startswith(f"{histogram}_bucket{{le=")]
+        assert buckets == sorted(buckets), "cumulative"
+        endless = after[f'{histogram}_bucket{{le="+Inf"}}']
+        assert endless == buckets[-1] == after[f"{histogram}_count"]
+
+
+def test_counters_explain_the_throughput(server: ScriptedServer) -> None:
+    for _ in range(2):
+        assert server.complete(max_tokens=10, n=4).status_code == 200
+    server.wait_idle()
+    found = server.metrics()
+    steps = found["octavo:engine_steps_total"]
+    assert steps == found["octavo:iteration_tokens_total_count"] == 2 * 11
+    # Three siblings start when the first of the four has computed the prompt.
+    assert found["octavo:sampled_sequences_total"] == found["octavo:generation_tokens_total"] == 80
+    assert found["octavo:scheduled_sequences_total"] == found["octavo:taken_slots_total"] == 80
+    assert 0 < found["octavo:kv_tokens_total"] < found["octavo:kv_capacity_tokens_total"]
+    assert found["octavo:kv_cache_blocks"] == 0
 
 
 def test_met_03_totals_agree(server: ScriptedServer) -> None:
@@ -64,7 +95,14 @@ def test_met_03_totals_agree(server: ScriptedServer) -> None:
         assert found[f"octavo:{name}_count"] == 5
 
 
-def test_met_06_prompt_tokens(server: ScriptedServer) -> None:
+@pytest.fixture(params=[byte_model, sentencepiece_model], ids=["no bos", "bos"])
+def either_server(request: pytest.FixtureRequest) -> Iterator[ScriptedServer]:
+    with scripted_server(ScriptedExecutor(always([97])), request.param()) as running:
+        yield running
+
+
+def test_met_06_prompt_tokens(either_server: ScriptedServer) -> None:
+    server = either_server
     turn = {"role": "user", "content": "hi"}
     for path, fields in (
         ("completions", {"prompt": [1]}),
@@ -76,7 +114,15 @@ def test_met_06_prompt_tokens(server: ScriptedServer) -> None:
     ):
         body = {**fields, "max_tokens": 3}
         usage = server.http.post(f"/v1/{path}", json=body).json()["usage"]
-        assert usage["prompt_tokens"] == len(server.executor.last_prompt)
+        fed = server.executor.last_prompt
+        assert usage["prompt_tokens"] == len(fed)
+        if "messages" in fields:
+            text = b"".join(map(server.model.tokenizer.token_bytes, fed))
+            assert text.endswith(b"assistant\n"), "the template is counted"
+        elif fields["prompt"] == "some text é":
+            assert (fed[0] == 1) == (server.model.tokenizer.bos_id == 1), "what begins it, too"
+        else:
+            assert fed == fields["prompt"]
         assert usage["total_tokens"] == usage["prompt_tokens"] + 3
         options = {"stream": True, "stream_options": {"include_usage": True}}
         stream = server.http.post(f"/v1/{path}", json={**body, **options}).text

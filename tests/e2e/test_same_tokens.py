@@ -1,5 +1,5 @@
-"""One matrix: tokens, greedy or seeded, do not depend on batch mates, chunking, prefix hits,
-preemption or n.
+"""One matrix: tokens, greedy or seeded, do not depend on batch mates, batching, chunking, prefix
+hits, reserved memory, preemption or n.
 
 On tiny random models on a CPU, through the whole engine: each row is computed independently of its
 batch there, whatever the bits of weights and cache and the number of threads, so the tokens must be
@@ -43,6 +43,7 @@ PROMPTS = [
     (SHARED if i % 3 == 0 else []) + [rng.randrange(3, VOCAB_SIZE) for _ in range(length)]
     for i, length in enumerate([1, 2, 7, 15, 16, 17, 31, 32, 33, 40, 48, 50, 63, 64, 65, 100])
 ]
+LONGEST = max(map(len, PROMPTS)) + MAX_TOKENS
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 SEEDED = SamplingParams(
     temperature=1.2,
@@ -66,6 +67,13 @@ CASES: dict[str, dict[str, object]] = {
     },
     BLOCKS_OF_4: {"block_size": 4},
     "three at a time": {"max_num_seqs": 3},
+    "static batches of 3": {"batching": "static", "max_num_seqs": 3},
+    "reserved memory": {"kv_policy": "reserve-max"},
+    "whole prompts": {
+        "enable_chunked_prefill": False,
+        "max_model_len": LONGEST,
+        "max_num_batched_tokens": LONGEST,
+    },
     "one thread": {"threads": 1},
 }
 
@@ -132,23 +140,26 @@ def block_bytes(model: Model) -> int:
     return llm.facts.block_bytes
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize("budget", [2048, 20])
+SCARCE: dict[str, dict[str, object]] = {
+    "no chunks": {"max_num_batched_tokens": 2048},
+    "chunks": {"max_num_batched_tokens": 20},
+    "no chunks, no prefix cache": {
+        "max_num_batched_tokens": 2048,
+        "enable_prefix_caching": False,
+    },
+    "chunks, no prefix cache": {"max_num_batched_tokens": 20, "enable_prefix_caching": False},
+    "static batches": {"max_num_batched_tokens": 20, "batching": "static"},
+    "whole prompts": {"max_num_batched_tokens": LONGEST, "enable_chunked_prefill": False},
+}
+
+
+@pytest.mark.parametrize("case", SCARCE)
 def test_preemption_with_n(
-    model: Model,
-    params: SamplingParams,
-    alone: list[list[int]],
-    block_bytes: int,
-    prefix_caching: bool,
-    budget: int,
+    case: str, model: Model, params: SamplingParams, alone: list[list[int]], block_bytes: int
 ) -> None:
     """Everything at once: chunks, three sequences a prompt, and too few blocks for all."""
-    longest = max(map(len, PROMPTS)) + MAX_TOKENS
     llm = model.load(
-        max_model_len=longest,
-        max_num_batched_tokens=budget,
-        kv_cache_memory_bytes=NUM_BLOCKS * block_bytes,
-        enable_prefix_caching=prefix_caching,
+        max_model_len=LONGEST, kv_cache_memory_bytes=NUM_BLOCKS * block_bytes, **SCARCE[case]
     )
     assert llm.facts.num_blocks == NUM_BLOCKS
     found = llm.generate(PROMPTS, replace(params, n=3))

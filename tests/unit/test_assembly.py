@@ -122,6 +122,11 @@ def no_reads(monkeypatch: pytest.MonkeyPatch) -> None:
         (100_000, {"dtype": "bfloat16"}, "or use a smaller model$"),
         (800_000, {"max_model_len": 512}, r"512 tokens needs 256\.0 KiB of KV.*of 0\.\d MiB free"),
         (2**21, {"kv_cache_memory_bytes": 2**21}, r"2\.0 MiB, but only 1\.\d MiB are free beside"),
+        (
+            2**24,
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 511},
+            r"--max-num-batched-tokens 511 is less than the max_model_len of 512 tokens.*use 512",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_weights_are_read(
@@ -237,28 +242,53 @@ def test_a_fingerprint_names_the_instruction_sets(
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
+def told(**knobs: object) -> dict[str, tuple[str, str]]:
+    """What was decided, with value and reason."""
+    config = Config.from_flat({"kv_cache_memory_bytes": "1M", **knobs})
+    loop, facts = assembly.build_engine(config, 320)
+    loop.close()
+    return {d.what: (d.value, d.reason) for d in facts.decisions}
+
+
 @pytest.mark.parametrize(
     ("quantization", "formats"),
     [("int8", "int8, float32"), ("int4", "int8, int4 with minimum, float32")],
 )
 def test_quantization_is_told(tmp_path: Path, quantization: str, formats: str) -> None:
-    folder = make_checkpoint("llama", tmp_path)
-    config = Config.from_flat({"model": str(folder), "quantization": quantization})
-    loop, facts = assembly.build_engine(config, 320)
-    loop.close()
-    decided = {d.what: (d.value, d.reason) for d in facts.decisions}
+    decided = told(model=str(make_checkpoint("llama", tmp_path)), quantization=quantization)
     assert decided["weights"] == (formats, "set by --quantization")
     assert decided["KV cache dtype"][0] == "bfloat16"
 
 
 def test_what_was_decided_is_told_with_a_reason(tmp_path: Path) -> None:
-    folder = make_checkpoint("llama", tmp_path)
-    config = Config.from_flat({"model": str(folder), "kv_cache_memory_bytes": "1M"})
-    loop, facts = assembly.build_engine(config, 320)
-    loop.close()
-    decided = {d.what: (d.value, d.reason) for d in facts.decisions}
+    decided = told(model=str(make_checkpoint("llama", tmp_path)))
     assert decided["weights"][0] == "float32"
     assert decided["KV cache dtype"][0] == "float32"
     # 2 layers, 2 heads of 16, keys and values in 4 bytes: 512 bytes a token.
     assert decided["KV cache"][0] == f"{2**20 // 8192 * 16} tokens"
     assert all(value and reason for value, reason in decided.values())
+
+
+def test_a_reservation_is_told_with_how_many_fit(tmp_path: Path) -> None:
+    folder = str(make_checkpoint("llama", tmp_path))
+    value, reason = told(model=folder, kv_policy="reserve-max")["KV reservation"]
+    assert value == "512 tokens a sequence"
+    # 2048 tokens in 1 MiB, see above.
+    assert reason.endswith("memory for 4 sequences at once, and no prefix caching")
+    assert "KV reservation" not in told(model=folder)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "budget"),
+    [
+        ({}, "512 tokens"),
+        ({"enable_chunked_prefill": False}, "768 tokens"),
+        ({"enable_chunked_prefill": False, "max_model_len": 100}, "512 tokens"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 1000}, "1000 tokens"),
+    ],
+)
+def test_a_step_has_room_for_a_prompt_that_is_computed_whole(
+    tmp_path: Path, knobs: dict[str, object], budget: str
+) -> None:
+    folder = str(make_checkpoint("llama", tmp_path, max_position_embeddings=768))
+    assert told(model=folder, **knobs)["step budget"][0] == budget

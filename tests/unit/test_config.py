@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from octavo.config import Config, Knob, knobs, nearest, parse_number
+from octavo.config import CacheConfig, Config, Knob, knobs, nearest, parse_number
 from octavo.core.errors import ConfigError
 from octavo.core.foreign_settings import REMARKS
 
@@ -145,3 +145,12 @@ def test_what_is_no_number_is_refused(text: str) -> None:
 
 def test_nothing_is_near_to_something_else() -> None:
     assert nearest("zzz", KNOBS) == ""
+
+
+def test_prefixes_are_cached_unless_memory_is_reserved() -> None:
+    assert CacheConfig().caches_prefixes
+    assert not CacheConfig(enable_prefix_caching=False).caches_prefixes
+    assert not CacheConfig(kv_policy="reserve-max").caches_prefixes
+    assert not CacheConfig(kv_policy="reserve-max", enable_prefix_caching=False).caches_prefixes
+    with pytest.raises(ConfigError, match="--enable-prefix-caching does not go with --kv-policy"):
+        Config.from_flat({"kv_policy": "reserve-max", "enable_prefix_caching": "on"})

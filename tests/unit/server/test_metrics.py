@@ -74,6 +74,33 @@ def test_engine_totals_become_counters() -> None:
     assert found["octavo:iteration_tokens_total_sum"] == 7
 
 
+def test_what_explains_the_throughput_becomes_counters() -> None:
+    metrics = Metrics("octavo", "m", 100)
+    stats = EngineStats(
+        num_kv_blocks=9,
+        total_steps=2,
+        total_scheduled_sequences=11,
+        total_sampled_sequences=7,
+        total_taken_slots=16,
+        total_kv_tokens=300,
+        total_kv_capacity=400,
+    )
+    metrics.on_stats(stats)
+    metrics.exposition()
+    metrics.on_stats(stats._replace(total_steps=3, total_kv_capacity=500))
+    found = values(metrics)
+    expected = {
+        "kv_cache_blocks": 9,
+        "engine_steps_total": 3,
+        "scheduled_sequences_total": 11,
+        "sampled_sequences_total": 7,
+        "taken_slots_total": 16,
+        "kv_tokens_total": 300,
+        "kv_capacity_tokens_total": 500,
+    }
+    assert {name: found[f"octavo:{name}"] for name in expected} == expected
+
+
 def test_latencies_of_a_request() -> None:
     metrics = Metrics("octavo", "m", 100)
     request = record(metrics)
