@@ -50,16 +50,21 @@ class NewToken(NamedTuple):
 
 @dataclass(slots=True)
 class BatchCounts:
-    """What the baseline did, in all. steps: forwards. slot_steps: rows that were computed, over the
-    steps; scheduled_sequences: of these, rows that still generated. padding_tokens: prompt
-    positions that were computed for nothing. generate_seconds: inside of `generate`, of which
-    handing_out_seconds went to handing tokens to the server.
+    """What the baseline did, in all. These have the meaning of Octavo's counters of the same names
+    and are summed over steps, which are forwards: taken_slots, rows that were computed;
+    scheduled_sequences, of these the ones that still generated; kv_capacity_tokens, positions in
+    the cache; kv_tokens, of these the ones with a token of a sequence that still generates.
+
+    padding_tokens: prompt positions that were computed for nothing. generate_seconds: inside of
+    `generate`, of which handing_out_seconds went to handing tokens to the server.
     """
 
     batches: int = 0
-    steps: int = 0
-    slot_steps: int = 0
+    engine_steps: int = 0
+    taken_slots: int = 0
     scheduled_sequences: int = 0
+    kv_tokens: int = 0
+    kv_capacity_tokens: int = 0
     prompt_tokens: int = 0
     padding_tokens: int = 0
     generation_tokens: int = 0
@@ -130,9 +135,11 @@ class HuggingFaceModel:
             """Called after each step: which rows are done."""
             begin = time.perf_counter()
             new = self._new_tokens(rows, ids[:, -1].tolist())
-            counts.steps += 1
-            counts.slot_steps += len(rows)
+            counts.engine_steps += 1
+            counts.taken_slots += len(rows)
             counts.scheduled_sequences += len(new)
+            counts.kv_tokens += sum(len(t.row.prompt) + t.row.num_tokens - 1 for t in new)
+            counts.kv_capacity_tokens += len(rows) * (ids.shape[1] - 1)
             counts.generation_tokens += len(new)
             on_tokens(new)
             counts.handing_out_seconds += time.perf_counter() - begin

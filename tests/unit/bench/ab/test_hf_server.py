@@ -82,9 +82,14 @@ def test_a_padded_batch_gives_each_prompt_its_own_tokens(
         assert of(new, one) == alone(oracle, prompt, length)
         assert [t.finish_reason for t in new if t.row is one][-1] is FinishReason.LENGTH
     assert counts.batches == 1
-    assert counts.steps == 20  # the longest decides
-    assert counts.slot_steps == 4 * 20
+    assert counts.engine_steps == 20  # the longest decides
+    assert counts.taken_slots == 4 * 20
     assert counts.scheduled_sequences == counts.generation_tokens == sum(LENGTHS)
+    # A cache of 8 positions after the prefill, 27 before the last token: none for that one.
+    assert counts.kv_capacity_tokens == 4 * sum(range(8, 28))
+    assert counts.kv_tokens == sum(
+        sum(range(len(p), len(p) + n)) for p, n in zip(PROMPTS, LENGTHS, strict=True)
+    )
     assert counts.prompt_tokens == 17
     assert counts.padding_tokens == 4 * 8 - 17
     assert counts.generate_seconds > counts.handing_out_seconds > 0
@@ -119,7 +124,7 @@ def test_a_row_whose_client_has_left_does_not_hold_the_batch(model: HuggingFaceM
     counts = BatchCounts()
     model.generate(rows, leave, counts)
     assert rows[0].num_tokens == 1
-    assert counts.steps == 4
+    assert counts.engine_steps == 4
 
 
 @pytest.fixture
