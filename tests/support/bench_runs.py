@@ -1,4 +1,4 @@
-"""Runs that look real, from a small model of a server: steps that take longer with more sequences."""
+"""Runs that look real, of a made-up server whose steps take longer with more sequences."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import heapq
 import random
 
 from octavo.bench.records import RequestRecord, TokenSource
+
 _MS = 1_000_000
 
 

@@ -40,7 +40,7 @@ def facts_of(run: Run) -> list[tuple[str, str]]:
     limit = client.memory_limit_bytes
     memory = "no memory limit" if limit is None else f"at most {limit / _GIB:.1f} GiB"
     revision = f", {run.git_revision}" if run.git_revision else ""
-    facts = [
+    return [
         ("command", run.command),
         ("started", run.started_at),
         ("server", f"{version} at {served.base_url}, {served.api}"),
@@ -48,6 +48,7 @@ def facts_of(run: Run) -> list[tuple[str, str]]:
         *((f"server: {name}", value) for name, value in served.settings.items()),
         ("workload", f"{run.workload.description} (sha256 {run.workload.sha256[:16]})"),
         ("output lengths", lengths),
+        ("sampling", ", ".join(f"{name}={value}" for name, value in served.sampling.items())),
         ("tokens counted by", "the server's usage" if served.gives_usage else "the client"),
         ("seeds", ", ".join(map(str, run.seeds))),
         ("SLO", run.slo or "none"),
@@ -55,7 +56,6 @@ def facts_of(run: Run) -> list[tuple[str, str]]:
         ("system", f"{client.system}, Python {client.python}"),
         ("octavo", f"{run.octavo_version}{revision}, schema {run.schema_version}"),
     ]
-    return facts
 
 
 def definitions_of(run: Run) -> list[tuple[str, str, str]]:

@@ -47,37 +47,34 @@ def git_revision() -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """The server that was measured. settings: as far as it tells them. Headers are left out, and
-    so are a user and password in the address: they may hold keys.
+    """The server that was measured: see Target. version: empty if it doesn't tell. settings: as far
+    as it tells them. Headers are left out, and so are a user and password in the address: they may
+    hold keys.
     """
 
     base_url: str
     model: str
     api: str
     engine: str
-    version: str | None = None
+    version: str = ""
     max_model_len: int | None = None
     forces_length: bool = True
     gives_usage: bool = True
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        target: Target,
-        *,
-        version: str | None = None,
-        settings: Mapping[str, str] | None = None,
-    ) -> Self:
+    def of(cls, target: Target, settings: Mapping[str, str] | None = None) -> Self:
         return cls(
             base_url=_without_password(target.base_url),
             model=target.model,
             api=target.api,
             engine=target.engine,
-            version=version,
+            version=target.version,
             max_model_len=target.max_model_len,
             forces_length=target.forces_length,
             gives_usage=target.gives_usage,
+            sampling=target.sampling,
             settings=settings or {},
         )
 
