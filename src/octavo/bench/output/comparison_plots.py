@@ -3,47 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from octavo.bench.ab.results import Comparison, Effect, Verdict, Waterfall
-from octavo.bench.metrics import METRICS
 from octavo.bench.output import style
-from octavo.bench.output.text import number
 from octavo.bench.points import Estimate
 
-_OUTPUT_RATE = "output_rate"
-_COLORS = {Verdict.FASTER: style.GREEN, Verdict.SLOWER: style.ORANGE}
+_COLORS = {"faster": style.GREEN, "slower": style.ORANGE}
 
 
-def forest(comparison: Comparison, *, subtitle: str) -> Figure:
-    """Each metric's speed-up with its interval, of all requests and then by class, on a logarithmic
-    scale with 1, no difference, as a line.
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """One row of a comparison: so many times as fast, in one metric, for one class of requests.
+    verdict: "faster", "slower", or what is said where neither is shown.
     """
-    groups = [
-        (effect, [one for one in comparison.class_effects if one.metric == effect.metric])
-        for effect in comparison.effects
-    ]
-    num_rows = sum(1 + len(classes) for _, classes in groups)
-    figure = style.new_figure(
-        f"{comparison.candidate} against {comparison.baseline}: times as fast",
-        subtitle,
-        width=8.6,
-        height=1.2 + 0.25 * num_rows + 0.1 * len(groups),
-    )
+
+    metric: str
+    class_name: str
+    ratio: Estimate
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """One change on the way from a baseline: so many times the throughput."""
+
+    name: str
+    factor: Estimate
+
+
+def forest(ratios: Sequence[Ratio], *, title: str, subtitle: str) -> Figure:
+    """Each ratio and its interval on a logarithmic scale, with 1, no difference, as a line. Rows of
+    one metric stand together, in the order that they come in; the first has the metric's name, so
+    it should be the one of all requests.
+    """
+    groups = [list(group) for _, group in groupby(ratios, lambda one: one.metric)]
+    height = 1.2 + 0.25 * len(ratios) + 0.1 * len(groups)
+    figure = style.new_figure(title, subtitle, width=8.6, height=height)
     axes = figure.subplots()
-    shown = [effect for effect, classes in groups for effect in (effect, *classes)]
-    _ratio_axis(axes, [1.0, *(end for effect in shown for end in _ends(effect.speedup))])
+    _ratio_axis(axes, [1.0, *(end for one in ratios for end in _ends(one.ratio))])
     axes.axvline(1, color=style.INK, lw=1)
     y = 0.0
     rows = []
-    for effect, classes in groups:
-        rows.append((y, _metric_label(effect.metric), "bold"))
-        _interval_row(axes, y, effect, size=6.5)
+    for whole, *classes in groups:
+        rows.append((y, whole.metric, "bold"))
+        _interval_row(axes, y, whole, size=6.5)
         for one in classes:
             y -= 1
-            rows.append((y, one.class_name or "", "normal"))
+            rows.append((y, one.class_name, "normal"))
             _interval_row(axes, y, one, size=4.5)
         y -= 1.4
     axes.set_yticks([at for at, _, _ in rows], [name for _, name, _ in rows])
@@ -55,36 +65,29 @@ def forest(comparison: Comparison, *, subtitle: str) -> Figure:
     return figure
 
 
-def waterfall(found: Waterfall, *, subtitle: str) -> Figure:
-    """From the first arm, one bar a change; on the logarithmic scale their lengths add up as their
+def waterfall(factors: Sequence[Factor], *, baseline: str, title: str, subtitle: str) -> Figure:
+    """From the baseline, one bar a change; on the logarithmic scale their lengths add up as their
     factors multiply.
     """
-    figure = style.new_figure(
-        f"From {found.first} to {found.steps[-1].name}, change by change",
-        subtitle,
-        width=8.6,
-        height=1.75 + 0.42 * (len(found.steps) + 1),
-    )
+    figure = style.new_figure(title, subtitle, width=8.6, height=1.75 + 0.42 * (len(factors) + 1))
     axes = figure.subplots()
     reached = [1.0]
-    for step in found.steps:
-        reached.append(reached[-1] * step.factor.value)
+    for one in factors:
+        reached.append(reached[-1] * one.factor.value)
     _ratio_axis(axes, reached)
-    axes.set_xlabel(
-        f"times the output tokens/s of {found.first}, which has {number(found.first_rate)}"
-    )
+    axes.set_xlabel(f"times the throughput of {baseline}")
     axes.axvline(1, color=style.INK, lw=1)
-    for row, step in enumerate(found.steps):
+    for row, one in enumerate(factors):
         start, end = sorted(reached[row : row + 2])
-        color = style.BLUE if step.factor.value >= 1 else style.ORANGE
+        color = style.BLUE if one.factor.value >= 1 else style.ORANGE
         axes.barh(-row, end - start, left=start, height=0.56, color=color)
         axes.plot([reached[row + 1]] * 2, [-row - 0.28, -row - 0.72], color=style.MUTED, lw=0.8)
-        _beside(axes, end, -row, _times(step.factor), color)
-    last = len(found.steps)
-    low, high = sorted((1.0, found.total.value))
+        _beside(axes, end, -row, _times(one.factor), color)
+    last = len(factors)
+    low, high = sorted((1.0, reached[-1]))
     axes.barh(-last, high - low, left=low, height=0.56, color=style.GREEN)
-    _beside(axes, high, -last, _times(found.total), style.GREEN)
-    names = [*(step.change for step in found.steps), "together"]
+    _beside(axes, high, -last, f"×{reached[-1]:.3g}", style.GREEN)
+    names = [*(one.name for one in factors), "together"]
     axes.set_yticks([-row for row in range(last + 1)], names)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", labelcolor=style.INK, labelsize=9)
@@ -92,16 +95,12 @@ def waterfall(found: Waterfall, *, subtitle: str) -> Figure:
     return figure
 
 
-def _metric_label(metric: str) -> str:
-    return "output tokens/s" if metric == _OUTPUT_RATE else METRICS[metric].label
-
-
-def _interval_row(axes: Axes, y: float, effect: Effect, *, size: float) -> None:
-    color = _COLORS.get(effect.verdict, style.MUTED)
-    axes.plot(_ends(effect.speedup), [y, y], color=color, lw=1.6, marker="|", ms=7, mew=1.6)
-    axes.plot(effect.speedup.value, y, "o", color=color, ms=size, mew=0)
+def _interval_row(axes: Axes, y: float, one: Ratio, *, size: float) -> None:
+    color = _COLORS.get(one.verdict, style.MUTED)
+    axes.plot(_ends(one.ratio), [y, y], color=color, lw=1.6, marker="|", ms=7, mew=1.6)
+    axes.plot(one.ratio.value, y, "o", color=color, ms=size, mew=0)
     axes.annotate(
-        f"{_times(effect.speedup)}  {effect.verdict}",
+        f"{_times(one.ratio)}  {one.verdict}",
         (1, y),
         xycoords=style.at_y(axes),
         xytext=(8, 0),

@@ -39,6 +39,13 @@ class Results:
     def of(self, point: Point) -> Sequence[RequestRecord]:
         return self.records.get(PointKey(point.label, point.seed), ())
 
+    def steady_ns(self, point: Point) -> tuple[int, int] | None:
+        """From when to when its rates count, by the records' clock; None if the run doesn't say."""
+        for phase in self.run.phases:
+            if (phase.name, phase.label, phase.seed) == ("steady", point.label, point.seed):
+                return phase.start_ns, phase.end_ns
+        return None
+
 
 def new_folder(out: Path | None = None, *, overwrite: bool = False) -> Path:
     """Makes the folder; octavo-bench-<date>-<time> in the current one unless told. Raises

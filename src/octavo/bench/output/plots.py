@@ -99,6 +99,7 @@ def _figures(results: Results, points: Sequence[Point]) -> Iterator[tuple[str, s
             request_plots.timeline(
                 records,
                 [next(iter(METRICS["ttft"].values(record)), None) for record in records],
+                steady_ns=results.steady_ns(heaviest),
                 subtitle=f"{subtitle}; {heaviest.label}",
             ),
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import quantiles
 
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
@@ -63,62 +64,77 @@ def timeline(
     ttft_ms: Sequence[float | None],
     *,
     subtitle: str,
+    steady_ns: tuple[int, int] | None = None,
 ) -> Figure:
     """Requests in the server, output tokens/s and each request's TTFT, over the seconds since the
-    first was due. ttft_ms: of each record.
+    first was due. ttft_ms: of each record. steady_ns: from when to when rates count.
     """
     start = min(record.scheduled_ns for record in records)
-    figure = style.new_figure("Over time", subtitle, width=9.6, height=5.6)
-    running, speed, first = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1.3))
     end = max(record.done_ns or record.scheduled_ns for record in records)
     seconds = max((end - start) / 1e9, 1e-3)
+    figure = style.new_figure("Over time", subtitle, width=9.6, height=5.6)
+    running, speed, first = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1.3))
 
     running.set_title("Requests in flight")
-    running.fill_between(
-        *_in_flight(records, start), step="post", color=style.BLUE, alpha=0.2, lw=0
-    )
-    running.step(*_in_flight(records, start), where="post", color=style.BLUE, lw=1.1)
-    running.set_ylim(0, None)
+    _filled_steps(running, *_in_flight(records, start), style.BLUE)
 
     width = _bin_seconds(seconds)
     speed.set_title(f"Output tokens/s, means of {number(width)} s")
     edges = [width * i for i in range(int(seconds / width) + 2)]
-    rates = [tokens / width for tokens in _tokens_in_bins(records, start, width, len(edges))]
-    speed.step(edges, rates, where="post", color=style.GREEN, lw=1.3)
-    speed.fill_between(edges, rates, step="post", color=style.GREEN, alpha=0.2, lw=0)
-    speed.set_ylim(0, None)
+    tokens = _tokens_in_bins(records, start, width, len(edges))
+    _filled_steps(speed, edges, [count / width for count in tokens], style.GREEN)
 
     first.set_title("Time to first token of a request that was due then (ms)")
+    _first_tokens(first, records, ttft_ms, start)
+    first.set_xlabel("seconds")
+    first.set_xlim(0, 1.01 * seconds)
+    if steady_ns is not None:
+        begin_s, end_s = ((ns - start) / 1e9 for ns in steady_ns)
+        for axes in (running, speed, first):
+            axes.axvspan(0, begin_s, color=style.MUTED, alpha=0.12, lw=0)
+            axes.axvspan(end_s, 1.01 * seconds, color=style.MUTED, alpha=0.12, lw=0)
+        _remark(running, "figures are of the white part")
+    return figure
+
+
+def _filled_steps(axes: Axes, xs: Sequence[float], ys: Sequence[float], color: str) -> None:
+    axes.fill_between(xs, ys, step="post", color=color, alpha=0.2, lw=0)
+    axes.step(xs, ys, where="post", color=color, lw=1.2)
+    axes.set_ylim(0, None)
+
+
+def _first_tokens(
+    axes: Axes, records: Sequence[RequestRecord], ttft_ms: Sequence[float | None], start: int
+) -> None:
+    due = [(record.scheduled_ns - start) / 1e9 for record in records]
     known = [
-        ((record.scheduled_ns - start) / 1e9, value)
-        for record, value in zip(records, ttft_ms, strict=True)
+        (at, value)
+        for at, value, record in zip(due, ttft_ms, records, strict=True)
         if value is not None and record.is_ok
     ]
     if known:
-        style.scale_for(first, "y", [value for _, value in known])
-        first.plot(*zip(*known, strict=True), "o", ms=3.2, color=style.ORANGE, alpha=0.6, mew=0)
-    failed = [(record.scheduled_ns - start) / 1e9 for record in records if not record.is_ok]
+        style.scale_for(axes, "y", [value for _, value in known])
+        axes.plot(*zip(*known, strict=True), "o", ms=3.2, color=style.ORANGE, alpha=0.6, mew=0)
+    failed = [at for at, record in zip(due, records, strict=True) if not record.is_ok]
     if failed:
-        first.plot(
-            failed,
-            [0.97] * len(failed),
-            "x",
-            transform=style.at_x(first),
-            color=style.INK,
-            ms=5,
-            mew=1.2,
-        )
-        first.annotate(
-            f"× {len(failed)} failed or cancelled",
-            (1, 1),
-            xycoords="axes fraction",
-            ha="right",
-            va="bottom",
-            fontsize=8.5,
-        )
-    first.set_xlabel("seconds")
-    first.set_xlim(0, 1.01 * seconds)
-    return figure
+        top = [0.97] * len(failed)
+        axes.plot(failed, top, "x", transform=style.at_x(axes), color=style.INK, ms=5, mew=1.2)
+        _remark(axes, f"× {len(failed)} failed or cancelled")
+
+
+def _remark(axes: Axes, text: str) -> None:
+    """In the line of the title, on the right."""
+    axes.annotate(
+        text,
+        (1, 1),
+        xycoords="axes fraction",
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=8,
+        color=style.MUTED,
+    )
 
 
 def _shades(count: int) -> list[str]:

@@ -18,8 +18,10 @@ from urllib.parse import urlsplit, urlunsplit
 import octavo
 from octavo import machine
 from octavo.bench.curves import Finding
+from octavo.bench.load.plan import PointRun
 from octavo.bench.load.target import Target
 from octavo.bench.points import Check, CheckStatus, Point
+from octavo.bench.window import steady_window
 from octavo.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -132,8 +134,8 @@ class Clock:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A part of the run, by the clock: "probe", "self-test", "warm-up", or "point" with its label
-    and seed.
+    """A part of the run, by the clock: "probe", "self-test", "warm-up"; with its label and seed,
+    "point", and within it "steady", which its rates are of.
     """
 
     name: str
@@ -141,6 +143,22 @@ class Phase:
     end_ns: int
     label: str | None = None
     seed: int | None = None
+
+    @classmethod
+    def of_point(cls, run: PointRun) -> tuple[Self, Self]:
+        """The two of a load point that was played."""
+        label, seed = run.point.label, run.point.seed
+        window = steady_window(run)
+        return (
+            cls(name="point", start_ns=run.start_ns, end_ns=run.end_ns, label=label, seed=seed),
+            cls(
+                name="steady",
+                start_ns=window.start_ns,
+                end_ns=window.end_ns,
+                label=label,
+                seed=seed,
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

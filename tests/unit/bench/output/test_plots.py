@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from octavo.bench.ab.results import Comparison, Effect, Step, Verdict, Waterfall
 from octavo.bench.curves import Finding
-from octavo.bench.output import comparison_plots, style
+from octavo.bench.output import style
+from octavo.bench.output.comparison_plots import Factor, Ratio, forest, waterfall
 from octavo.bench.output.folder import PointKey, Results
 from octavo.bench.output.plots import pictures_of, png_of
 from octavo.bench.points import Estimate
@@ -97,48 +97,28 @@ def test_names_are_drawn_as_they_are() -> None:
         assert_is_picture(picture.png)
 
 
-def effect(metric: str, class_name: str | None, speedup: Estimate, verdict: Verdict) -> Effect:
-    return Effect(
-        metric=metric,
-        class_name=class_name,
-        speedup=speedup,
-        num_rounds=5,
-        num_pairs=100,
-        p_value=0.01,
-        verdict=verdict,
-        more_rounds=0,
-    )
-
-
 @pytest.mark.parametrize("value", [1.01, 23.0])
 def test_an_ab_has_a_forest_of_speedups(value: float) -> None:
-    comparison = Comparison(
-        candidate="octavo",
-        baseline="hf-static",
-        regime="online",
-        effects=[
-            effect("output_rate", None, estimate(value), Verdict.FASTER),
-            effect("tpot", None, Estimate(1.0), Verdict.UNKNOWN),
-        ],
-        class_effects=[effect("tpot", "chat", estimate(0.9), Verdict.SLOWER)],
-        num_pairs=100,
-        num_unpaired=0,
-        match=None,
-    )
+    ratios = [
+        Ratio(metric=metric, class_name=class_name, ratio=ratio, verdict=verdict)
+        for metric, class_name, ratio, verdict in [
+            ("output tokens/s", "all requests", estimate(value), "faster"),
+            ("TPOT", "all requests", Estimate(1.0), "one round can't tell"),
+            ("TPOT", "chat", estimate(0.9), "slower"),
+        ]
+    ]
     with style.styled():
-        assert_is_picture(png_of(comparison_plots.forest(comparison, subtitle="mixed")))
+        assert_is_picture(png_of(forest(ratios, title="octavo against vllm", subtitle="")))
 
 
 def test_a_ladder_has_a_waterfall() -> None:
-    steps = [
-        Step(
-            name=name, change=name, factor=estimate(factor), output_rate=9.0, verdict=Verdict.FASTER
-        )
+    factors = [
+        Factor(name=name, factor=estimate(factor))
         for name, factor in [("static", 2.0), ("continuous", 3.0), ("paged", 0.9)]
     ]
-    found = Waterfall(first="naive", first_rate=20.0, steps=steps, total=Estimate(5.4))
     with style.styled():
-        assert_is_picture(png_of(comparison_plots.waterfall(found, subtitle="mixed")))
+        figure = waterfall(factors, baseline="naive", title="naive to octavo", subtitle="mixed")
+        assert_is_picture(png_of(figure))
 
 
 @pytest.mark.parametrize(
