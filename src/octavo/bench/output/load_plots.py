@@ -158,8 +158,9 @@ def _price(axes: Axes, points: Sequence[Point], marks: Marks) -> None:
         xs = [throughput[load] for load in series.loads]
         axes.fill_between(xs, series.lows, series.highs, color=color, alpha=0.13, lw=0)
         axes.plot(xs, series.values, color=color, marker="o", ms=4.5, mec=style.PAPER, mew=0.8)
-        everything += series.values
-        ends.append((right, series.values[-1], which, color))
+        everything += [*series.values, *series.highs]
+        end = right if xs[-1] > 0.85 * right else xs[-1]
+        ends.append((end, series.values[-1], which, color))
         if which == "p50":
             everything.append(series.values[0] / 1.2)  # room for the first number
             loads = list(zip(xs, series.values, series.loads, strict=True))
@@ -181,22 +182,27 @@ def _price(axes: Axes, points: Sequence[Point], marks: Marks) -> None:
             fontsize=8.5,
             color=style.GREEN,
         )
-    previous = -math.inf
-    for x, y, load in loads:
-        is_close = x - previous < 0.045 * right
-        axes.annotate(
-            number(load),
-            (x, y),
-            xytext=(3 if is_close else 0, -6),
-            textcoords="offset points",
-            ha="left" if is_close else "center",
-            va="top",
-            fontsize=8,
-            color=style.MUTED,
-            bbox=style.HALO,
-        )
-        previous = x
+    _number_points(axes, loads, 0.03 * right)
     style.label_lines(axes, ends)
+
+
+def _number_points(axes: Axes, points: Sequence[tuple[float, float, float]], apart: float) -> None:
+    """Loads (x, y, load) below their points, on the right, where a curve that bends up leaves room;
+    of points nearer than `apart` only the last.
+    """
+    following = math.inf
+    for x, y, load in reversed(points):
+        if following - x >= apart:
+            axes.annotate(
+                number(load),
+                (x, y),
+                xytext=(2, -4),
+                textcoords="offset points",
+                va="top",
+                fontsize=8,
+                color=style.MUTED,
+            )
+            following = x
 
 
 def _percentiles_of(axes: Axes, points: Sequence[Point], metric: str, marks: Marks) -> None:

@@ -75,12 +75,13 @@ def _lines(run: Run, folder: Path | None) -> list[Text]:
 def _rows(points: Sequence[Point]) -> list[dict[str, str]]:
     """By column, "|" between the lines of its head; a column that no point has isn't there."""
     loads = Counter((point.mode, point.offered) for point in points)
+    modes = {point.mode for point in points}
     rows = []
     for point in points:
         of = point.metrics.get
         again = f" #{point.seed}" if loads[point.mode, point.offered] > 1 else ""
         row = {
-            "users" if point.mode == "closed" else "rate/s": number(point.offered) + again,
+            **_load(point, again, is_mixed=len(modes) > 1),
             "req/s": number(point.request_rate.value),
             "output|tok/s": plus_minus(point.output_rate),
             "TTFT ms|p50/p90/p99": _percentiles(of("ttft"), "p50", "p90", "p99"),
@@ -94,6 +95,15 @@ def _rows(points: Sequence[Point]) -> list[dict[str, str]]:
             row["good|req/s"] = number(point.goodput.value)
         rows.append(row)
     return rows
+
+
+def _load(point: Point, again: str, *, is_mixed: bool) -> dict[str, str]:
+    """Its column: users, rate/s, or in a run that has both, load with its unit."""
+    offered = number(point.offered)
+    is_closed = point.mode == "closed"
+    if is_mixed:
+        return {"load": f"{offered}{' users' if is_closed else '/s'}{again}"}
+    return {"users" if is_closed else "rate/s": offered + again}
 
 
 def _percentiles(quantiles: Quantiles | None, *which: str, scale: float = 1.0) -> str:

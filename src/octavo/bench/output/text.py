@@ -90,9 +90,8 @@ def checks_in_words(run: Run) -> list[str]:
 
 
 def _in_words(status: CheckStatus, id_: str, places: Sequence[tuple[str, Check]]) -> str:
-    """FAIL little (16 users: 9 %, limit 5 %): why"""
-    first = places[0][1]
-    values = ", ".join(
-        f"{where}: {check.value}" if where else check.value for where, check in places
-    )
-    return printable(f"{status.upper()} {id_} ({values}; limit {first.limit}): {first.why}")
+    """FAIL little (16 users: 9 %, limit 5 %): why. Of several points, the last speaks for all."""
+    where, check = places[-1]
+    at = f"{where}: {check.value}" if where else check.value
+    also = f"{len(places)} times, the last at " if len(places) > 1 else ""
+    return printable(f"{status.upper()} {id_} ({also}{at}, limit {check.limit}): {check.why}")

@@ -62,9 +62,9 @@ def test_with_much_to_say_on_checks_middle_points_give_way() -> None:
     lines = screen(run_of(*points, findings=FINDINGS), folder=Path("run"))
     assert_fits(lines)
     text = "\n".join(lines)
-    assert "… 7 more" in text
+    assert "… 5 more" in text
     assert "checks: 12 warn, 12 fail: this run is NOT VALID" in text
-    assert "FAIL client_cpu (1/s: 1.2 %" in text
+    assert "FAIL client_cpu (12 times, the last at 12/s: 1.2 %, limit 5 %)" in text
     assert "report: run/report.html" in text
 
 
@@ -72,7 +72,7 @@ def test_a_failed_check_says_why_and_where() -> None:
     points = (closed_point(1), closed_point(2, checks=(check("little", CheckStatus.FAIL, WHY),)))
     text = " ".join(screen(run_of(*points)))
     assert "2 pass, 1 fail: this run is NOT VALID" in text
-    assert f"FAIL little (2 users: 1.2 %; limit 5 %): {WHY}" in " ".join(text.split())
+    assert f"FAIL little (2 users: 1.2 %, limit 5 %): {WHY}" in " ".join(text.split())
 
 
 def test_findings_are_told_in_sentences_where_there_is_room() -> None:
@@ -108,6 +108,12 @@ def test_points_of_one_load_are_told_apart_by_their_seeds() -> None:
     lines = screen(run_of(open_point(4), open_point(4, seed=7), open_point(8)))
     assert [line.split()[:2] for line in lines[3:5]] == [["4", "#0"], ["4", "#7"]]
     assert "#" not in lines[5]
+
+
+def test_users_and_rates_in_one_run_are_one_column() -> None:
+    lines = screen(run_of(closed_point(16), open_point(4)))
+    assert lines[1].split()[0] == "load"
+    assert [line.split()[:2] for line in lines[3:5]] == [["16", "users"], ["4/s", "4"]]
 
 
 def test_an_slo_adds_its_columns() -> None:
