@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.core.errors import ConfigError
@@ -46,7 +46,7 @@ class Arm:
 
     def with_flags(self, *flags: str, name: str) -> Arm:
         """The same command with more at its end."""
-        return parse_arm(f"{name}={shlex.join([*shlex.split(self.text), *flags])}")
+        return replace(parse_arm(shlex.join([*shlex.split(self.text), *flags])), name=name)
 
 
 def parse_arm(text: str) -> Arm:

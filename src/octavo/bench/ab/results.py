@@ -86,9 +86,11 @@ class Effect:
 class TokenMatch:
     """Whether two arms wrote the same. num_equal: outputs without a difference. matched_share: of
     the tokens, those before an output's first difference. median_divergence: the position, from 0,
-    of the first difference among outputs that have one.
+    of the first difference among outputs that have one. unit: tokens, or characters where no
+    tokenizer is at hand.
     """
 
+    unit: Literal["tokens", "characters"]
     num_compared: int
     num_equal: int
     matched_share: float
