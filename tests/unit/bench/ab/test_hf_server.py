@@ -157,10 +157,10 @@ def test_requests_that_come_together_share_a_batch_and_have_exact_lengths(
     counters = dict(
         line.split() for line in client.get("/metrics").text.splitlines() if line[0] != "#"
     )
-    assert counters["hf:batches_total"] == "1"
-    assert counters["hf:generation_tokens_total"] == str(sum(LENGTHS))
-    assert counters["hf:num_requests_running"] == counters["hf:num_requests_waiting"] == "0"
-    assert float(counters["hf:shim_seconds_total"]) > 0
+    assert counters["octavo:batches_total"] == "1"
+    assert counters["octavo:generation_tokens_total"] == str(sum(LENGTHS))
+    assert counters["octavo:num_requests_running"] == counters["octavo:num_requests_waiting"] == "0"
+    assert float(counters["octavo:shim_seconds_total"]) > 0
 
 
 def test_a_stream_has_the_same_text_in_chunks_and_ends_with_usage(client: TestClient) -> None:
