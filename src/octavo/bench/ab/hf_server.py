@@ -324,7 +324,9 @@ def _count(fields: Mapping[str, Any], name: str, default: int, *, low: int) -> i
 def _exposition(batcher: Batcher) -> str:
     """Prometheus' text."""
     values = asdict(batcher.counts) | {"shim_seconds": batcher.shim_seconds}
-    lines = [f"# TYPE octavo:{name}_total counter\noctavo:{name}_total {n}" for name, n in values.items()]
+    lines = [
+        f"# TYPE octavo:{name}_total counter\noctavo:{name}_total {n}" for name, n in values.items()
+    ]
     gauges = {
         "num_requests_running": batcher.num_running,
         "num_requests_waiting": batcher.num_waiting,

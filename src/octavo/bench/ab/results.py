@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from octavo.bench.load.target import Target
 from octavo.bench.points import Estimate, Point, Quantiles
 
 
@@ -40,7 +41,8 @@ class Regime:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmResult:
-    """One arm in one regime, over all rounds. text: how the arm was given. output_rate: output
+    """One arm in one regime, over all rounds. text: how the arm was given.
+    target: what was found out about it. output_rate: output
     tokens per second, from the first request to the last token; makespan_s: that time. metrics: by
     name (bench/metrics.py), of the requests of all rounds. mechanisms: by name (mechanisms.py).
     points: of each round.
@@ -49,8 +51,7 @@ class ArmResult:
     name: str
     text: str
     regime: str
-    engine: str
-    model: str
+    target: Target
     num_rounds: int
     num_requests: int
     num_ok: int
@@ -140,18 +141,16 @@ class Waterfall:
 
 @dataclass(frozen=True, kw_only=True)
 class AbResult:
-    """settings: what the figures belong to. notes: what a reader must know, e.g. that the budget
-    was too short for all rounds. invalid: checks that failed, as sentences; the figures are then
-    not to be trusted.
+    """notes: what a reader must know, e.g. that the budget was too short for all rounds. invalid:
+    checks that failed, as sentences; the figures are then not to be trusted.
     """
 
-    settings: Mapping[str, str]
     regimes: Sequence[Regime]
     arms: Sequence[ArmResult]
     comparisons: Sequence[Comparison]
     waterfall: Waterfall | None = None
     notes: Sequence[str] = ()
-    invalid: Sequence[str] = field(default=())
+    invalid: Sequence[str] = ()
 
     def arm(self, name: str, regime: str) -> ArmResult:
         return next(a for a in self.arms if (a.name, a.regime) == (name, regime))
