@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from octavo.bench.ab.results import Comparison, Effect, Regime, TokenMatch, Verdict
+from octavo.bench.ab.results import OUTPUT_RATE, Comparison, Effect, Regime, TokenMatch, Verdict
 from octavo.bench.load.plan import PointRun
 from octavo.bench.metrics import METRICS
 from octavo.bench.records import RequestRecord
@@ -21,7 +21,6 @@ from octavo.bench.statistics import PairedEffect, holm, paired_bootstrap, studen
 
 Tokenize = Callable[[str], Sequence[int]]
 
-OUTPUT_RATE = "output_rate"
 _WORTH_SHOWING = math.log(1.05)
 _MOST_ROUNDS = 1000
 _SIGNIFICANT = 0.05

@@ -8,7 +8,16 @@ from enum import StrEnum
 from typing import Literal
 
 from octavo.bench.load.target import Target
+from octavo.bench.metrics import METRICS
 from octavo.bench.points import Estimate, Point, Quantiles
+
+
+OUTPUT_RATE = "output_rate"
+
+
+def metric_label(metric: str) -> str:
+    """Of an effect's metric."""
+    return "output tokens/s" if metric == OUTPUT_RATE else METRICS[metric].label
 
 
 class Verdict(StrEnum):
@@ -41,11 +50,10 @@ class Regime:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmResult:
-    """One arm in one regime, over all rounds. text: how the arm was given.
-    target: what was found out about it. output_rate: output
-    tokens per second, from the first request to the last token; makespan_s: that time. metrics: by
-    name (bench/metrics.py), of the requests of all rounds. mechanisms: by name (mechanisms.py).
-    points: of each round.
+    """One arm in one regime, over all rounds. text: how the arm was given. target: what
+    was found out about it. output_rate: output tokens per second, from the first request to the
+    last token; makespan_s: that time. metrics: by name (bench/metrics.py), of the requests of all
+    rounds. mechanisms: by name (mechanisms.py). points: of each round.
     """
 
     name: str

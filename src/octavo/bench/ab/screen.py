@@ -1,0 +1,152 @@
+"""An experiment on a screen: at most 20 lines of 100 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from octavo.bench.ab.mechanisms import MECHANISMS
+from octavo.bench.ab.results import (
+    AbResult,
+    ArmResult,
+    Comparison,
+    Effect,
+    Regime,
+    Verdict,
+    metric_label,
+)
+from octavo.bench.output.text import interval, number, percentile, plus_minus, printable
+from octavo.bench.points import Estimate
+
+MOST_LINES = 20
+WIDTH = 100
+
+_MOST_MECHANISMS = 4
+_LONGEST_NAME = 24
+_LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+
+
+def ab_lines(title: str, result: AbResult, *, folder: str = "") -> list[str]:
+    """What must be known first: the tables of arms with verdicts; then whether outputs agree, the
+    ladder, classes, notes.
+    """
+    lines = [title]
+    for regime in result.regimes:
+        lines += _table(result, regime)
+    end = [f"INVALID: {sentence}" for sentence in result.invalid]
+    rest = [
+        *_waterfall(result),
+        *(line for each in result.comparisons for line in _more_on(each)),
+        *(f"note: {note}" for note in result.notes),
+    ]
+    if folder:
+        end.append(f"all figures, requests and logs: {folder}")
+    room = MOST_LINES - len(lines)
+    end = [line for text in end for line in _wrapped(text)][:room]
+    rest = [line for text in rest for line in _wrapped(text)]
+    if len(rest) > room - len(end):
+        rest = [*rest[: max(0, room - len(end) - 1)], "… more in ab.json"][: room - len(end)]
+    return [printable(line) for line in (*lines, *rest, *end)][:MOST_LINES]
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
+
+
+def _table(result: AbResult, regime: Regime) -> list[str]:
+    arms = [arm for arm in result.arms if arm.regime == regime.name]
+    versus = {c.candidate: c for c in result.comparisons if c.regime == regime.name}
+    shown = [name for name in MECHANISMS if any(name in arm.mechanisms for arm in arms)]
+    shown = shown[:_MOST_MECHANISMS]
+    rows = [_row(arm, regime, shown, versus.get(arm.name)) for arm in arms]
+    columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
+    cells = [columns, *([row[name] for name in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for line in cells:
+        first, *others = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        lines.append("  ".join([first.strip().ljust(widths[0]), *others]).rstrip())
+    return [regime.label, *lines]
+
+
+def _row(
+    arm: ArmResult, regime: Regime, mechanisms: Sequence[str], versus: Comparison | None
+) -> dict[str, str]:
+    row = {"": _short(arm.name)}
+    if regime.name != "online":
+        row["output tok/s"] = plus_minus(arm.output_rate)
+    if regime.name == "offline":
+        row["all in s"] = number(arm.makespan_s.value)
+    else:
+        ttft, tpot, e2e = (arm.metrics.get(name) for name in _LATENCIES)
+        row["TTFT ms p50/p90"] = f"{percentile(ttft, 'p50')}/{percentile(ttft, 'p90')}"
+        row["TPOT ms"] = percentile(tpot, "p50")
+        row["E2E s"] = percentile(e2e, "p50", scale=1e-3)
+    for name in mechanisms:
+        one = MECHANISMS[name]
+        row[one.label] = one.text(arm.mechanisms[name]) if name in arm.mechanisms else ""
+    failed = arm.num_requests - arm.num_ok
+    row["failed"] = str(failed) if failed else ""
+    row["speed-up"] = _speedup(versus.headline) if versus and versus.effects else ""
+    return row
+
+
+def _speedup(effect: Effect) -> str:
+    verdict = {Verdict.NO_DIFFERENCE: "no difference", Verdict.UNKNOWN: "?"}
+    return f"{_times(effect.speedup)} {verdict.get(effect.verdict, effect.verdict)}"
+
+
+def _more_on(comparison: Comparison) -> list[str]:
+    """In words: the verdict, the other effects, classes, and whether outputs agree."""
+    if not comparison.effects:
+        return [
+            f"{comparison.candidate} against {comparison.baseline}, {comparison.regime}: nothing "
+            "to compare, as no request succeeded in both"
+        ]
+    head = comparison.headline
+    parts = [f"{metric_label(head.metric)} {_times(head.speedup)}, {head.verdict}"]
+    if head.verdict is Verdict.NO_DIFFERENCE and head.more_rounds is not None:
+        parts[0] += (
+            f" (about {head.more_rounds} more rounds would show 5 %)"
+            if head.more_rounds
+            else " (5 % would have shown)"
+        )
+    others = [f"{metric_label(e.metric)} {_times(e.speedup)} {e.verdict}" for e in comparison.effects[1:]]
+    parts += others
+    classes = [
+        f"{e.class_name} ×{number(e.speedup.value)}"
+        for e in comparison.class_effects
+        if e.metric == "e2e"
+    ]
+    if len(classes) > 1:
+        parts.append(f"to the end of a request, by class: {', '.join(classes)}")
+    if (match := comparison.match) is not None:
+        parts.append(
+            f"outputs: {match.num_equal} of {match.num_compared} equal, {match.matched_share:.1%} "
+            f"of {match.unit} before the first difference"
+        )
+    if comparison.num_unpaired:
+        parts.append(f"{comparison.num_unpaired} requests without a partner left out")
+    return [
+        f"{comparison.candidate} against {comparison.baseline}, {comparison.regime}: "
+        f"{'; '.join(parts)}"
+    ]
+
+
+def _waterfall(result: AbResult) -> list[str]:
+    found = result.waterfall
+    if found is None:
+        return []
+    factors = [f"×{step.factor.value:.2f} {step.change}" for step in found.steps]
+    return [
+        f"{found.first} {number(found.first_rate)} tok/s: {', '.join(factors)} = "
+        f"{_times(found.total)}"
+    ]
+
+
+def _times(ratio: Estimate) -> str:
+    return f"×{interval(ratio)}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
