@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 import octavo
+from octavo.cli.ab import ab
 from octavo.cli.arguments import FOR_SERVERS, JsonOption, ModelArgument, configuration
 from octavo.cli.bench import bench_app, profile, verify_determinism
 from octavo.cli.help import Verb
@@ -183,6 +184,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
 
 app.add_typer(bench_app, name="bench")
+app.command(cls=Verb)(ab)
 app.command(cls=Verb)(profile)
 app.command(cls=Verb)(verify_determinism)
 

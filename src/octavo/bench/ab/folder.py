@@ -1,5 +1,4 @@
-"""What an experiment leaves behind: ab.json, the requests, pictures; beside them the servers' logs.
-"""
+"""What an experiment leaves behind: ab.json, requests, pictures; beside them are servers' logs."""
 
 from __future__ import annotations
 
@@ -33,7 +32,8 @@ def ab_json(title: str, command: str, result: AbResult) -> dict[str, Any]:
     return {"schema_version": 1, "title": title, "command": command, **values}
 
 
-def write_result(folder: Path, values: dict[str, Any], result: AbResult) -> None:
+def write_result(folder: Path, values: dict[str, Any]) -> None:
+    """values: of `ab_json`."""
     text = json.dumps(values, indent=2, allow_nan=False)
     (folder / RESULT).write_text(text + "\n", encoding="utf-8")
 

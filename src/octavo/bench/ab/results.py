@@ -11,7 +11,6 @@ from octavo.bench.load.target import Target
 from octavo.bench.metrics import METRICS
 from octavo.bench.points import Estimate, Point, Quantiles
 
-
 OUTPUT_RATE = "output_rate"
 
 

@@ -111,7 +111,9 @@ def _more_on(comparison: Comparison) -> list[str]:
             if head.more_rounds
             else " (5 % would have shown)"
         )
-    others = [f"{metric_label(e.metric)} {_times(e.speedup)} {e.verdict}" for e in comparison.effects[1:]]
+    others = [
+        f"{metric_label(e.metric)} {_times(e.speedup)} {e.verdict}" for e in comparison.effects[1:]
+    ]
     parts += others
     classes = [
         f"{e.class_name} ×{number(e.speedup.value)}"

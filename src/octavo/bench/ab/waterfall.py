@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import geometric_mean
 
+from octavo import assembly
 from octavo.bench.ab.design import Block, rate_effect, verdict_of
 from octavo.bench.ab.results import Step, Waterfall
 from octavo.bench.launch import Arm, parse_arm
 from octavo.bench.statistics import holm
+from octavo.config import ModelConfig
 from octavo.core.errors import InvariantError
+
+RESERVED = 8
 
 
 @dataclass(frozen=True)
@@ -22,14 +26,17 @@ class Rung:
     change: str
 
 
-def ladder(model: str, *, kv_cache_memory_bytes: int, max_model_len: int) -> list[Rung]:
+def ladder(model: str, max_model_len: int) -> list[Rung]:
     """From transformers, one request after another, to Octavo as it is by default.
 
-    All but the first have the same memory for keys and values, in float32 but for the last; the
-    longest request is known, as it must be where memory is reserved. kv_cache_memory_bytes: so
-    little that memory limits the batch, or paging has nothing to win.
+    max_model_len: of the longest request, which must be known where memory is reserved. All but the
+    first have the same memory for keys and values: in float32 it lasts for `RESERVED` requests of
+    that length, so that it is memory that limits the batch, as on a GPU. Raises ConfigError.
     """
-    memory = f"--kv-cache-memory-bytes {kv_cache_memory_bytes} --max-model-len {max_model_len}"
+    spec = assembly.unloaded_model(assembly.open_model(ModelConfig(model=model))).spec
+    token_bytes = sum(2 * 4 * layer.num_kv_heads * layer.head_dim for layer in spec.layers)
+    num_bytes = RESERVED * max_model_len * token_bytes
+    memory = f"--kv-cache-memory-bytes {num_bytes} --max-model-len {max_model_len}"
     octavo = f"octavo {model} {memory} --no-enable-prefix-caching"
     exact = f"{octavo} --dtype float32"
     rungs = [
