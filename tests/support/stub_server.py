@@ -1,6 +1,7 @@
 """A server that answers /health and /v1/models and does nothing else: started by a command.
 
-    python stub_server.py --port N [--loading-s S] [--exit STATUS] [--child FILE] [--stubborn]
+    python stub_server.py --port N [--model NAME] [--loading-s S] [--exit STATUS] [--child FILE]
+        [--stubborn]
 
 --loading-s: /health says 503 for so long. --exit: ends at once. --child: starts a process that
 would live on, and writes its id to FILE. --stubborn: SIGTERM is ignored.
@@ -21,6 +22,7 @@ from pathlib import Path
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model", default="stub")
     parser.add_argument("--loading-s", type=float, default=0.0)
     parser.add_argument("--exit", type=int)
     parser.add_argument("--child", type=Path)
@@ -42,7 +44,7 @@ def main() -> None:
             status = {"/health": 200, "/v1/models": 200}.get(self.path, 404)
             if time.monotonic() < ready_at:
                 status = 503
-            body = json.dumps({"object": "list", "data": [{"id": "stub"}]}).encode()
+            body = json.dumps({"object": "list", "data": [{"id": args.model}]}).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -97,42 +97,37 @@ def _speedup(effect: Effect) -> str:
 
 
 def _more_on(comparison: Comparison) -> list[str]:
-    """In words: the verdict, the other effects, classes, and whether outputs agree."""
+    """What the tables don't say; intervals of these effects are in ab.json and in the pictures."""
+    names = f"{comparison.candidate} against {comparison.baseline}, {comparison.regime}"
     if not comparison.effects:
-        return [
-            f"{comparison.candidate} against {comparison.baseline}, {comparison.regime}: nothing "
-            "to compare, as no request succeeded in both"
-        ]
-    head = comparison.headline
-    parts = [f"{metric_label(head.metric)} {_times(head.speedup)}, {head.verdict}"]
+        return [f"{names}: nothing to compare, as no request succeeded in both"]
+    head, *others = comparison.effects
+    parts = [f"{metric_label(head.metric)}: {head.verdict}"]
     if head.verdict is Verdict.NO_DIFFERENCE and head.more_rounds is not None:
         parts[0] += (
             f" (about {head.more_rounds} more rounds would show 5 %)"
             if head.more_rounds
             else " (5 % would have shown)"
         )
-    others = [
-        f"{metric_label(e.metric)} {_times(e.speedup)} {e.verdict}" for e in comparison.effects[1:]
-    ]
-    parts += others
-    classes = [
-        f"{e.class_name} ×{number(e.speedup.value)}"
-        for e in comparison.class_effects
-        if e.metric == "e2e"
-    ]
+    if others:
+        parts.append(", ".join(f"{metric_label(e.metric)} {_factor(e)}" for e in others))
+    classes = [e for e in comparison.class_effects if e.metric == "e2e"]
     if len(classes) > 1:
-        parts.append(f"to the end of a request, by class: {', '.join(classes)}")
+        parts.append(f"E2E by class: {', '.join(f'{e.class_name} {_factor(e)}' for e in classes)}")
     if (match := comparison.match) is not None:
         parts.append(
             f"outputs: {match.num_equal} of {match.num_compared} equal, {match.matched_share:.1%} "
             f"of {match.unit} before the first difference"
         )
     if comparison.num_unpaired:
-        parts.append(f"{comparison.num_unpaired} requests without a partner left out")
-    return [
-        f"{comparison.candidate} against {comparison.baseline}, {comparison.regime}: "
-        f"{'; '.join(parts)}"
-    ]
+        parts.append(f"{comparison.num_unpaired} requests without a partner are left out")
+    return [f"{names}: {'; '.join(parts)}"]
+
+
+def _factor(effect: Effect) -> str:
+    """Marked where it may be chance."""
+    is_shown = effect.verdict in (Verdict.FASTER, Verdict.SLOWER)
+    return f"×{number(effect.speedup.value)}{'' if is_shown else '?'}"
 
 
 def _waterfall(result: AbResult) -> list[str]:
