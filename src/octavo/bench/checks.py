@@ -15,7 +15,7 @@ from octavo.bench.metrics import METRICS
 from octavo.bench.points import Check, CheckStatus, Estimate, Point
 from octavo.bench.records import Failure, RequestRecord, TokenSource
 from octavo.bench.statistics import is_rising
-from octavo.bench.window import in_flight, steady_window
+from octavo.bench.window import Window, in_flight, steady_window
 from octavo.machine import usable_cpus
 
 PASS, WARN, FAIL = CheckStatus.PASS, CheckStatus.WARN, CheckStatus.FAIL
@@ -174,8 +174,10 @@ def stationarity(run: PointRun, *, may_overload: bool) -> Check | None:
     """
     if not run.point.is_open:
         return None
-    window = steady_window(run)
     records = sorted(run.records, key=lambda record: record.scheduled_ns)
+    window = steady_window(run)
+    if not window.is_steady:  # what fills an empty server is no sign of overload, a late answer is
+        window = Window(records[0].scheduled_ns, records[-1].scheduled_ns, is_steady=False)
     first_tokens = [
         pair
         for record in records
@@ -189,17 +191,24 @@ def stationarity(run: PointRun, *, may_overload: bool) -> Check | None:
     concurrency = in_flight(records, middles)
     ttft_rises = is_rising(*np.array(first_tokens).T)
     is_overloaded = ttft_rises and is_rising(middles, concurrency)
-    tenth = max(1, _TREND_PARTS // 10)
+    if is_overloaded:
+        word, status = "overloaded", WARN if may_overload else FAIL
+        why = "Requests come faster than they are answered: latencies are those of a queue that "
+        why += "grows, and depend on how long the run was. Lower the rate."
+    elif not window.is_steady:
+        word, status = "too short", WARN
+        why = "Requests take longer than half of the time in which they came: the load was still "
+        why += "growing when the last one came. Send more, for longer."
+    else:
+        word, status, why = "steady", PASS, "The load didn't pile up."
+    tenth = _TREND_PARTS // 10
     return Check(
         id="stationarity",
-        status=PASS if not is_overloaded else WARN if may_overload else FAIL,
-        value=f"{'overloaded' if is_overloaded else 'steady'}: from "
-        f"{concurrency[:tenth].mean():.1f} to {concurrency[-tenth:].mean():.1f} in flight",
+        status=status,
+        value=f"{word}: from {concurrency[:tenth].mean():.1f} to "
+        f"{concurrency[-tenth:].mean():.1f} in flight",
         limit="in flight and TTFT don't both rise",
-        why="Requests come faster than they are answered: latencies are those of a queue that "
-        "grows, and depend on how long the run was. Lower the rate."
-        if is_overloaded
-        else "The load didn't pile up.",
+        why=why,
     )
 
 

@@ -155,7 +155,8 @@ def _rate(events: Sequence[tuple[int, float]], window: Window) -> Estimate:
     times = np.array([ns for ns, _ in events], dtype=np.float64)
     amounts = np.array([amount for _, amount in events], dtype=np.float64)
     sums, _ = np.histogram(times, window.edges(_PARTS), weights=amounts)
-    return mean_estimate(sums * (_PARTS / window.seconds))
+    rate = mean_estimate(sums * (_PARTS / window.seconds))
+    return rate if rate.low is None else replace(rate, low=max(0.0, rate.low))
 
 
 def _little(

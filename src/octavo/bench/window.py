@@ -20,10 +20,13 @@ _LEAST_DUE_OF_ALL = 1 / 3
 
 @dataclass(frozen=True)
 class Window:
-    """Both ends inclusive, in the records' clock."""
+    """Both ends inclusive, in the records' clock. is_steady: False where the run was too short to
+    have a steady part.
+    """
 
     start_ns: int
     end_ns: int
+    is_steady: bool = True
 
     @property
     def seconds(self) -> float:
@@ -44,11 +47,10 @@ def steady_window(run: PointRun) -> Window:
     long as the median request takes, at most half of the arrivals' time), to the last arrival.
     In a closed loop: from when all users have a request in flight to when the first of them gets no
     next one. Both leave out the drain, in which fewer and fewer requests run. Where fewer than
-    10 requests are due within, or less than a third, the run is too short to have a steady part:
-    then it is all of it.
+    10 requests are due within, or less than a third, it is the whole run.
     """
     first = min(record.scheduled_ns for record in run.records)
-    whole = Window(first, max(first + 1, *map(end_ns, run.records)))
+    whole = Window(first, max(first + 1, *map(end_ns, run.records)), is_steady=False)
     users = run.point.concurrency
     window = _open_window(run.records) if users is None else _closed_window(run.records, users)
     num_within = sum(map(window.was_due_within, run.records))
@@ -77,8 +79,9 @@ def _open_window(records: Sequence[RequestRecord]) -> Window:
     due = [record.scheduled_ns for record in records]
     first, last = min(due), max(due)
     took = [end_ns(record) - record.scheduled_ns for record in records if record.is_ok]
-    ramp = min(statistics.median(took) if took else 0, _LONGEST_RAMP * (last - first))
-    return Window(first + round(ramp), last)
+    ramp = statistics.median(took) if took else 0
+    longest = _LONGEST_RAMP * (last - first)
+    return Window(first + round(min(ramp, longest)), last, is_steady=ramp <= longest)
 
 
 def _closed_window(records: Sequence[RequestRecord], users: int) -> Window:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -150,6 +151,22 @@ def test_an_open_loop_must_not_pile_up() -> None:
     assert status(usual_run(), "stationarity") is None
     few = run_of(one_at_a_time(spread_ms(15, 14), service_ms=100), rate=14)
     assert status(few, "stationarity") is None
+
+
+def test_a_run_that_is_over_before_its_requests_are_is_too_short() -> None:
+    """A server with room for all, and one of 10 requests per second that gets 100."""
+    long_answers = run_of(open_loop(spread_ms(40, 20), num_tokens=100, gap_ms=50), rate=20)
+    at_once = run_of(open_loop([0.0] * 40), rate=math.inf)
+    queue = run_of(one_at_a_time(spread_ms(40, 100), service_ms=100), rate=100)
+    for run, word, expected in (
+        (long_answers, "too short", WARN),
+        (at_once, "too short", WARN),
+        (queue, "overloaded", FAIL),
+    ):
+        check = check_in(point_of(run), "stationarity")
+        assert check is not None
+        assert check.value.startswith(f"{word}: from ")
+        assert check.status is expected
 
 
 def test_latencies_that_only_vary_are_stationary() -> None:
