@@ -49,7 +49,7 @@ class Exchange:
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time. `has_ended` tells whether another one may follow."""
+    """One exchange at a time. is_reusable: another one may follow."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -100,6 +100,7 @@ class _Connection(asyncio.Protocol):
                 if part:
                     exchange.parts.append((now, part))
                 if self._body.is_complete:
+                    self.is_reusable = self.is_reusable and not self._body.is_overrun
                     self._end(now)
         except ProtocolError as error:
             self._end(now, error)
@@ -156,6 +157,7 @@ class _Sized:
 
     def __init__(self, num_bytes: int) -> None:
         self._left = num_bytes
+        self.is_overrun = False  # something follows that nobody asked for
 
     @property
     def is_complete(self) -> bool:
@@ -164,6 +166,7 @@ class _Sized:
     def take(self, data: bytes) -> bytes:
         part = data[: self._left]
         self._left -= len(part)
+        self.is_overrun = len(data) > len(part)
         return part
 
 
@@ -171,6 +174,7 @@ class _Unsized:
     """A body that ends with the connection."""
 
     is_complete = False
+    is_overrun = False
 
     def take(self, data: bytes) -> bytes:
         return data
@@ -184,6 +188,7 @@ class _Chunked:
         self._line = b""  # what there is of a size line
         self._is_last = False
         self.is_complete = False
+        self.is_overrun = False
 
     def take(self, data: bytes) -> bytes:
         parts = []
@@ -204,6 +209,7 @@ class _Chunked:
                 self._take_line((self._line + data[position:end]).rstrip(b"\r"))
                 self._line = b""
                 position = end + 1
+        self.is_overrun = position < len(data) and self.is_complete
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _take_line(self, line: bytes) -> None:

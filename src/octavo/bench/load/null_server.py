@@ -34,9 +34,11 @@ async def _serve(channel: Channel, gap_s: float) -> None:
     is_over = asyncio.Event()
     loop.add_reader(channel.fileno(), is_over.set)
     streams: set[_Stream] = set()
-    server = await loop.create_server(lambda: _Stream(streams), "127.0.0.1", 0, backlog=1024)
+    server = await loop.create_server(
+        lambda: _Stream(streams, waits=gap_s > 0), "127.0.0.1", 0, backlog=1024
+    )
     channel.send(server.sockets[0].getsockname()[1])
-    ticking = asyncio.create_task(_tick(streams, gap_s))
+    ticking = asyncio.create_task(_tick(streams, gap_s or 1.0))
     await is_over.wait()
     ticking.cancel()
     server.close()
@@ -53,10 +55,11 @@ async def _tick(streams: set[_Stream], gap_s: float) -> None:
 
 
 class _Stream(asyncio.Protocol):
-    """A connection; among `streams` while it answers."""
+    """A connection; among `streams` while it answers, if it waits for their ticks."""
 
-    def __init__(self, streams: set[_Stream]) -> None:
+    def __init__(self, streams: set[_Stream], *, waits: bool) -> None:
         self._streams = streams
+        self._waits = waits
         self._received = b""
         self._num_left = 0
 
@@ -80,7 +83,11 @@ class _Stream(asyncio.Protocol):
             return
         self._num_left = self._num_chunks = json.loads(body)["max_tokens"]
         self._transport.write(_HEAD)
-        self._streams.add(self)
+        if self._waits:
+            self._streams.add(self)
+            return
+        while self._num_left:
+            self.write_chunk()
 
     def write_chunk(self) -> None:
         self._num_left -= 1

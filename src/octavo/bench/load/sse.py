@@ -44,7 +44,8 @@ class EventDecoder:
         """The event that the end of the stream cut off, if any. A browser drops it; servers exist
         that close right after their last one.
         """
-        return self.feed(b"\n\n") if self._partial else self.feed(b"\n")
+        self._is_after_cr = False
+        return self.feed(b"\n\n")
 
     def _take(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
