@@ -63,7 +63,7 @@ def is_near(measured_ms: float, true_ms: float) -> bool:
     return abs(measured_ms - true_ms) <= max(1.0, 0.01 * true_ms)
 
 
-def in_a_quiet_moment(attempt: Callable[[], bool], tries: int = 5) -> bool:
+def in_a_quiet_moment(attempt: Callable[[], bool], tries: int = 10) -> bool:
     """Whether it holds at least once: on a busy machine client and server may wait for each other
     at any instant.
     """

@@ -65,7 +65,7 @@ async def play(
         interval_s = _GAUGE_SAMPLE_S if sample_gauges else math.inf
         sampling = asyncio.create_task(_sample(connections, target, interval_s, gauges))
         try:
-            start_ns, played = await _play_shares(shares, on_done, stop)
+            start_ns, played, cpu_s = await _play_shares(shares, on_done, stop)
         finally:
             sampling.cancel()
             await asyncio.gather(sampling, return_exceptions=True)
@@ -79,7 +79,7 @@ async def play(
         start_ns=start_ns,
         end_ns=end_ns,
         records=records,
-        client=_client_load(records, played, (end_ns - start_ns) / 1e9),
+        client=_client_load(records, played, cpu_s / max(1e-9, (end_ns - start_ns) / 1e9)),
         counters_before=before.values,
         counters_after=after.values,
         gauges=gauges,
@@ -121,17 +121,21 @@ def _divide(
 
 async def _play_shares(
     shares: Sequence[Share], on_done: Callable[[], None], stop: asyncio.Event
-) -> tuple[int, list[Played]]:
-    """(when it started, what each has played)."""
+) -> tuple[int, list[Played], float]:
+    """(when it started, what each has played, processor seconds of all processes meanwhile)."""
     if len(shares) == 1:
         player = Player(shares[0], on_done)
         await player.prepare()
         start_ns = time.monotonic_ns() + round(_LEAD_S * 1e9)
-        return start_ns, [await player.play(start_ns, stop)]
+        played = await player.play(start_ns, stop)
+        return start_ns, [played], played.cpu_s
     async with Workers(shares, on_done) as workers:
         await workers.prepare()
         start_ns = time.monotonic_ns() + round(_LEAD_S * 1e9)
-        return start_ns, await workers.play(start_ns, stop)
+        own_cpu_s = time.process_time()
+        parts = await workers.play(start_ns, stop)
+        own_cpu_s = time.process_time() - own_cpu_s
+        return start_ns, parts, own_cpu_s + sum(part.cpu_s for part in parts)
 
 
 async def _sample(
@@ -144,13 +148,13 @@ async def _sample(
 
 
 def _client_load(
-    records: Sequence[RequestRecord], played: Sequence[Played], seconds: float
+    records: Sequence[RequestRecord], played: Sequence[Played], cpu_share: float
 ) -> ClientLoad:
     lags_ms = [(r.sent_ns - r.scheduled_ns) / 1e6 for r in records if r.sent_ns is not None]
     loop_lags_ms = [lag for part in played for lag in part.loop_lags_ms]
     return ClientLoad(
         num_workers=len(played),
-        cpu_share=sum(part.cpu_s for part in played) / seconds if seconds else 0.0,
+        cpu_share=cpu_share,
         lag_p99_ms=percentile(lags_ms, 0.99) if lags_ms else 0.0,
         loop_lag_p99_ms=percentile(loop_lags_ms, 0.99) if loop_lags_ms else 0.0,
     )

@@ -31,7 +31,7 @@ class LoadPoint:
 class ClientLoad:
     """What the generator itself took. cpu_share: of one core, all its processes together, while
     requests ran. lag_p99_ms: of sent - scheduled. loop_lag_p99_ms: how late the event loops were,
-    and so the stamps of chunks may be.
+    and so the stamps of chunks may be; up to 1 ms of it is the grain of the loop's timers.
     """
 
     num_workers: int

@@ -125,16 +125,16 @@ async def _play(channel: Channel, share: Share) -> None:
     def read() -> None:
         try:
             messages: list[Any] = channel.receive_all(wait=False)
-        except EOFError:
-            messages = [_STOP]  # the parent is gone
+        except EOFError as error:  # the parent is gone
+            messages = [_STOP]
             loop.remove_reader(channel.fileno())
+            if not started.done():
+                started.set_exception(error)
         for message in messages:
             if message == _STOP:
                 stop.set()
             else:
                 started.set_result(message)
-        if stop.is_set() and not started.done():
-            started.cancel()
 
     def count() -> None:
         nonlocal num_done

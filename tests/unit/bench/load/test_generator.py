@@ -151,7 +151,7 @@ class TestOpenLoop:
             run, _ = played(stream(), planned(50, arrivals_s=arrivals))
             lags = [ms(record.sent_ns, record.scheduled_ns) for record in run.records]
             assert min(lags) >= 0.0
-            return percentile(lags[-10:], 0.5) < 1.0
+            return min(lags[-10:]) < 2.0  # a millisecond more with each would be fifty by now
 
         assert in_a_quiet_moment(attempt)
 
@@ -167,19 +167,21 @@ class TestOpenLoop:
         free, and counts from when it sends, sees 25 ms whatever the load.
         """
         service_s, gap_s, count = 0.025, 0.005, 20
+        arrivals = [gap_s * i for i in range(count)]
+        offered, server = played(
+            Queue(service_s), planned(count, max_tokens=1, arrivals_s=arrivals)
+        )
+        held_back, _ = played(Queue(service_s), planned(count, max_tokens=1))
+        from_schedule = [ms(r.done_ns, r.scheduled_ns) for r in offered.records]
+        from_sending = [ms(r.done_ns, r.sent_ns) for r in held_back.records]
 
-        def attempt() -> bool:
-            arrivals = [gap_s * i for i in range(count)]
-            offered, _ = played(Queue(service_s), planned(count, max_tokens=1, arrivals_s=arrivals))
-            held_back, _ = played(Queue(service_s), planned(count, max_tokens=1))
-            from_schedule = [ms(r.done_ns, r.scheduled_ns) for r in offered.records]
-            from_sending = [ms(r.done_ns, r.sent_ns) for r in held_back.records]
-            true_ms = [1e3 * (service_s + (service_s - gap_s) * i) for i in range(count)]
-            return is_near(percentile(from_schedule, 0.99), percentile(true_ms, 0.99)) and is_near(
-                percentile(from_sending, 0.5), 1e3 * service_s
-            )
-
-        assert in_a_quiet_moment(attempt)
+        least = [1e3 * (service_s + (service_s - gap_s) * i) for i in range(count)]
+        assert all(e2e >= true for e2e, true in zip(from_schedule, least, strict=True))
+        assert percentile(from_schedule, 0.99) >= percentile(least, 0.99) > 400
+        assert percentile(from_sending, 0.5) < 200
+        written = sorted(reply.writes_ns[-1] for reply in server.replies)
+        served = [ms(at, r.scheduled_ns) for at, r in zip(written, offered.records, strict=True)]
+        assert percentile(from_schedule, 0.5) >= percentile(served, 0.5)
 
 
 class TestWorkers:
