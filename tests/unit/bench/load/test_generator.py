@@ -15,8 +15,8 @@ import pytest
 from octavo.bench.load.generator import play, stop_on_interrupt
 from octavo.bench.load.plan import LoadPoint
 from octavo.bench.load.target import Target
-from octavo.bench.metrics import percentile
 from octavo.bench.records import Failure, RequestRecord, TokenSource
+from octavo.bench.statistics import percentile
 from octavo.core.errors import OctavoError
 from support.load import in_a_quiet_moment, is_near, planned, played
 from support.mock_server import MockServer, Queue, Reply, answer, in_turn, stream
