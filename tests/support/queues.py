@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.bench.isotonic import Trial
 from octavo.bench.points import Estimate
 from octavo.bench.statistics import effective_size, wilson
+from octavo.bench.trials import Trial
 
 
 def lindley(arrivals: np.ndarray, services: np.ndarray) -> np.ndarray:

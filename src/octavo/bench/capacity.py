@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from octavo.bench.curves import Finding
-from octavo.bench.isotonic import Trial, crossing, crossing_interval
+from octavo.bench.isotonic import Crossing, crossing, crossing_interval
 from octavo.bench.points import Estimate
+from octavo.bench.trials import Trial
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import ConfigError
 
@@ -60,7 +61,7 @@ class Capacity(Finding):
     """estimate: requests per second. Never met: 0, up to the lowest rate that was tried. Always
     met: the highest, as a lower bound. binding_term: of the SLO, the one that is missed first;
     empty if none is. num_seeds: fresh ones on which the value was met, of wanted_seeds. trials: all
-    that were played.
+    that were played. is_complete: no budget ended the search.
     """
 
     outcome: Outcome
@@ -69,6 +70,7 @@ class Capacity(Finding):
     num_seeds: int
     wanted_seeds: int
     trials: tuple[Trial, ...]
+    is_complete: bool = True
 
     @property
     def is_validated(self) -> bool:
@@ -118,6 +120,7 @@ async def find_capacity(
         method=f"open loop; doubling, bisection to ±{reached:.0%} with common random numbers, "
         f"isotonic regression; validated on {validated} of {num_seeds} fresh seeds",
         note=cut_short,
+        is_complete=not search.is_out_of_time,
     )
 
 
@@ -235,6 +238,7 @@ def _found(
     missed_at: float,
     method: str,
     note: str = "",
+    is_complete: bool = True,
 ) -> Capacity:
     """missed_at: the lowest rate that the search's own seed missed. The interval reaches it, since
     the fit alone would be too low: validation leaves a rate at the first seed that misses, so that
@@ -245,7 +249,8 @@ def _found(
     least = _LEAST_HALF_WIDTH.get(validated, 0.0)
     low = min(low, fit.lower, rate * (1 - least))
     high = max(high, fit.upper, missed_at, rate * (1 + least))
-    boundary, growth = _boundary(trials, fit.lower, fit.upper, fit.term)
+    boundary, use_above = _boundary(trials, fit.lower, fit.upper, fit.term)
+    binding = _binding(trials, fit)
     estimate = Estimate(rate, low, None if high == math.inf else high)
     return Capacity(
         name="lambda_slo",
@@ -253,19 +258,21 @@ def _found(
         estimate=estimate,
         method=method,
         sentence=f"lambda_SLO is {_shown(estimate)}, {_validation(estimate, validated, wanted)}"
-        f"{note}; " + _boundary_sentence(boundary, fit.term, growth),
+        f"{note}; " + _boundary_sentence(boundary, binding, use_above),
         outcome=Outcome.FOUND,
-        binding_term=fit.term,
+        binding_term=binding,
         boundary=boundary,
         num_seeds=validated,
         wanted_seeds=wanted,
         trials=tuple(trials),
+        is_complete=is_complete,
     )
 
 
 def _never_met(trials: Sequence[Trial], wanted: int, is_out_of_time: bool) -> Capacity:
     lowest = min(trials, key=lambda trial: trial.rate)
     term = max(lowest.uses, key=lambda name: lowest.uses[name].value)
+    binding = lowest.mostly or term
     why = "time was up" if is_out_of_time else "hardly any load"
     return Capacity(
         name="lambda_slo",
@@ -276,11 +283,12 @@ def _never_met(trials: Sequence[Trial], wanted: int, is_out_of_time: bool) -> Ca
         f"there {term} uses {lowest.uses[term].value:.3g} times what it allows. Relax it, or speed "
         "the server up.",
         outcome=Outcome.NEVER_MET,
-        binding_term=term,
+        binding_term=binding,
         boundary=Boundary.UNKNOWN,
         num_seeds=0,
         wanted_seeds=wanted,
         trials=tuple(trials),
+        is_complete=not is_out_of_time,
     )
 
 
@@ -311,7 +319,14 @@ def _always_met(
         num_seeds=0,
         wanted_seeds=wanted,
         trials=tuple(trials),
+        is_complete=not is_out_of_time,
     )
+
+
+def _binding(trials: Sequence[Trial], fit: Crossing) -> str:
+    """Where a term has several limits, the one that most requests missed."""
+    names = [t.mostly for t in trials if t.rate >= fit.upper and t.mostly]
+    return max(names, key=names.count) if names else fit.term
 
 
 def _boundary(

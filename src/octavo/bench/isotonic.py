@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.bench.points import Estimate
+from octavo.bench.trials import Trial
 
 _CAP = 2.0
 """Uses of a limit count as at most twice the limit: how far a queue that grows without end got by
@@ -24,27 +25,6 @@ _MOST_SPREAD = 2.0
 
 _DRAWS = 400
 _Z95 = 1.96
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One run of an open loop at `rate` requests per second, against an SLO.
-
-    uses: by term of the SLO, how much of what it allows was used, with its 95 % interval: a p99
-    over its limit, or the share of requests that missed over the share that may. The term is met
-    up to 1. num_requests: that count. Runs with the same seed have the same requests, in the same
-    order, with the same arrivals but for the rate.
-    """
-
-    rate: float
-    seed: int
-    uses: Mapping[str, Estimate]
-    num_requests: int
-
-    @property
-    def is_met(self) -> bool:
-        """The SLO as a whole."""
-        return all(use.value <= 1 + 1e-9 for use in self.uses.values())
 
 
 @dataclass(frozen=True)

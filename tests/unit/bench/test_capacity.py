@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 
 from octavo.bench.capacity import Boundary, Capacity, Outcome, capacity_of, find_capacity
 from octavo.bench.curves import kneedle
-from octavo.bench.isotonic import Trial
 from octavo.bench.points import Estimate
+from octavo.bench.trials import Trial
 from octavo.core.errors import ConfigError
 from support.queues import (
     SimulatedServer,
@@ -206,6 +207,19 @@ def test_the_term_that_is_missed_first_binds() -> None:
     found = search(server, server.judge(p50=1, p95=8))
     assert found.binding_term == "p50"
     assert "p50 binds" in found.sentence
+
+
+def test_of_a_joint_form_the_limit_that_most_missed_binds() -> None:
+    server = scripted(lambda rate, seed: rate / 0.7)
+    judge = server[1]
+
+    def joint(rate: float, seed: int) -> Trial:
+        trial = judge(rate, seed)
+        return replace(trial, mostly="" if trial.is_met else "tpot<50ms")
+
+    found = search(server[0], joint)
+    assert found.binding_term == "tpot<50ms"
+    assert "tpot<50ms binds" in found.sentence
 
 
 # --- shapes ------------------------------------------------------------------------------------

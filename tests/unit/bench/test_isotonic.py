@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from octavo.bench.isotonic import Trial, crossing, crossing_interval, isotonic
+from octavo.bench.isotonic import crossing, crossing_interval, isotonic
 from octavo.bench.points import Estimate
+from octavo.bench.trials import Trial
 
 
 def trial(rate: float, use: float, seed: int = 0, half: float = 0.1, **others: float) -> Trial:

@@ -10,6 +10,30 @@ from octavo.bench.workloads.request import PlannedRequest
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadSpec:
+    """A load point before its requests are made: users of a closed loop, or requests per second of
+    an open one.
+
+    num_requests: None leaves it to the seconds that a point should take. may_overload: the load may
+    be more than the server can do, and that is no fault of the run (see `Evidence`). repeat: how
+    often the same load was played before.
+    """
+
+    concurrency: int | None = None
+    rate: float | None = None
+    seed: int = 0
+    num_requests: int | None = None
+    may_overload: bool = False
+    repeat: int = 0
+
+    @property
+    def label(self) -> str:
+        """`c8` or `r1.5`, different for each point of a seed."""
+        load = f"c{self.concurrency}" if self.rate is None else f"r{self.rate:.4g}"
+        return f"{load} again" + f" {self.repeat}" * (self.repeat > 1) if self.repeat else load
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadPoint:
     """concurrency: users of a closed loop, each of whom sends the next request when the last has
     ended. rate: requests per second of an open loop; they come at their own arrival_s, whatever
