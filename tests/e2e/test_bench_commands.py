@@ -139,3 +139,16 @@ def test_help_teaches(command: list[str], capsys: pytest.CaptureFixture[str]) ->
     assert text.startswith(f"Usage: octavo {' '.join(command)} [OPTIONS] [MODEL]")
     assert "--threads" in text
     assert "--json" in text
+
+
+def test_startup(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    starts = ["--num-iters-cold", "0", "--num-iters-warmup", "0", "--num-iters-warm", "1"]
+    text, report = text_and_json(capsys, "bench", "startup", tiny, *starts, *SMALL)
+    assert "octavo serve --model" in text
+    assert "warm start to first token (s)" in text
+    assert "cold" not in text
+    (ready,) = report["warm_startup_times"]
+    assert report["avg_warm_startup_time"] == ready < report["avg_warm_first_token_time"]
+    assert set(report["warm_startup_percentiles"]) == {"25", "50", "75"}
+    assert "avg_cold_startup_time" not in report
+    assert main(["bench", "startup", tiny, "--num-iters-cold", "0", "--num-iters-warm", "0"]) == 2

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from octavo.bench.offline import LatencyReport, ThroughputReport
     from octavo.bench.op_times import OpTime
     from octavo.bench.profile import Profile, StepProfile
+    from octavo.bench.startup import StartupReport
     from octavo.ops.native.limits import Limits
 
 _WIDTH_OF_FILES = 160
@@ -191,6 +192,42 @@ def _show_step(step: StepProfile) -> None:
             f"attention; reading its {step.num_bytes / 1e6:.1f} MB would take "
             f"{step.bandwidth_share:.0%} of its time"
         )
+
+
+def show_startup(report: StartupReport, *, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(report) | _startup_keys(report))
+        return
+    print(f"{report.command}\n")
+    table = _table("", "median", "mean", "lowest", "highest", "p90", "p99")
+    for phase, starts in (("cold", report.cold), ("warm", report.warm)):
+        ready = Spread.of(start.ready_s for start in starts)
+        _add_spread(table, f"{phase} start to listening (s)", ready, 3)
+        first_token = Spread.of(start.first_token_s for start in starts)
+        _add_spread(table, f"{phase} start to first token (s)", first_token, 3)
+    _print(table)
+    if report.cold:
+        forgotten = ", and the model's files not in memory" if report.was_evicted else ""
+        print(f"\ncold: nothing kept by an earlier start{forgotten}")
+
+
+def _startup_keys(report: StartupReport) -> dict[str, Any]:
+    """vLLM's, and the same for the first token. What takes as long as a start in vLLM, loading and
+    compiling, has passed when the server listens.
+    """
+    keys: dict[str, Any] = {"model_id": report.model}
+    for phase, starts in (("cold", report.cold), ("warm", report.warm)):
+        for what, values in (
+            ("startup", [start.ready_s for start in starts]),
+            ("first_token", [start.first_token_s for start in starts]),
+        ):
+            if values:
+                keys[f"avg_{phase}_{what}_time"] = sum(values) / len(values)
+                keys[f"{phase}_{what}_times"] = values
+                keys[f"{phase}_{what}_percentiles"] = {
+                    q: percentile(values, int(q) / 100) for q in ("25", "50", "75")
+                }
+    return keys
 
 
 def show_certificate(certificate: Certificate, *, as_json: bool) -> None:

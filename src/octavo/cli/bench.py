@@ -154,6 +154,42 @@ def throughput(
     show_throughput(report, as_json=as_json)
 
 
+@bench_app.command(cls=Verb)
+@takes_knobs(*_ENGINE, "server", without=("host", "port"))
+def startup(
+    flags: Flags,
+    model_argument: ModelArgument = None,
+    num_iters_cold: Annotated[
+        int, typer.Option(metavar="INT", help="Starts that find nothing kept by others.", min=0)
+    ] = 3,
+    num_iters_warmup: Annotated[
+        int, typer.Option(metavar="INT", help="Starts before the warm ones.", min=0)
+    ] = 1,
+    num_iters_warm: Annotated[
+        int, typer.Option(metavar="INT", help="Starts that find what those kept.", min=0)
+    ] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Time `octavo serve` from its start to its first token.
+
+    Shown is the time to the line that says where it listens, and to the first token of a request
+    that is sent then. A cold start finds no packed weights, no measured kernels, and the model's
+    files out of memory (on Linux, unless another process uses them); a warm one finds all of these.
+    """
+    from octavo.bench.report import show_startup
+    from octavo.bench.startup import measure_startup
+
+    if num_iters_cold + num_iters_warm == 0:
+        raise typer.BadParameter("nothing is measured; raise --num-iters-cold or --num-iters-warm")
+    report = measure_startup(
+        configuration(flags, model_argument),
+        num_iters_cold=num_iters_cold,
+        num_iters_warmup=num_iters_warmup,
+        num_iters_warm=num_iters_warm,
+    )
+    show_startup(report, as_json=as_json)
+
+
 @takes_knobs(*_ENGINE, without=FOR_SERVERS)
 def profile(
     flags: Flags,
