@@ -12,7 +12,7 @@ from octavo.cli.settings import Flags, takes_knobs
 from octavo.core.errors import ConfigError
 
 bench_app = typer.Typer(
-    help="Measure ops, latency and throughput, without a server.",
+    help="Measure servers over HTTP; ops, latency and throughput without one.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

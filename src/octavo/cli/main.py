@@ -14,6 +14,8 @@ from octavo.cli.ab import ab
 from octavo.cli.arguments import FOR_SERVERS, JsonOption, ModelArgument, configuration
 from octavo.cli.bench import bench_app, profile, verify_determinism
 from octavo.cli.help import Verb
+from octavo.cli.measure import report, sweep
+from octavo.cli.measure import serve as bench_serve
 from octavo.cli.sampling import Sampling, takes_sampling
 from octavo.cli.settings import Flags, takes_knobs
 from octavo.core.errors import OctavoError
@@ -183,6 +185,9 @@ def doctor(as_json: JsonOption = False) -> None:
     doctor(as_json=as_json)
 
 
+bench_app.command("serve", cls=Verb)(bench_serve)
+bench_app.command(cls=Verb)(sweep)
+bench_app.command(cls=Verb)(report)
 app.add_typer(bench_app, name="bench")
 app.command(cls=Verb)(ab)
 app.command(cls=Verb)(profile)

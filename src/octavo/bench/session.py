@@ -1,0 +1,353 @@
+"""A server under measurement: asked what it is, warmed up, then played load points against.
+
+Everything that all its points share is here: how its prompts are written, what its client can do,
+where records go. Which points are played is for the caller to decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from octavo.bench.checks import Evidence
+from octavo.bench.load.generator import play
+from octavo.bench.load.plan import LoadPoint, LoadSpec, PointRun
+from octavo.bench.load.probe import probe
+from octavo.bench.load.self_test import SelfTest, self_test
+from octavo.bench.load.target import Api, Target
+from octavo.bench.output.folder import PointKey, append_requests
+from octavo.bench.output.run import Phase
+from octavo.bench.points import Check, CheckStatus, Point
+from octavo.bench.slo import Slo
+from octavo.bench.summary import summarize
+from octavo.bench.workloads.prefix_cache import cache_probe
+from octavo.bench.workloads.replay import FileWorkload
+from octavo.bench.workloads.request import PlannedRequest
+from octavo.bench.workloads.tokenizing import encoder_named, vocabulary_of
+from octavo.bench.workloads.vocabulary import Encode, Vocabulary
+from octavo.bench.workloads.workload import Workload
+from octavo.core.errors import ConfigError
+from octavo.machine import usable_cpus
+
+_HEADROOM = 2.0
+"""Of what the client can take, over what the server is expected to send."""
+_WARM_UP_SEED = 1_000_003
+_MOST_WARM_UPS = 8
+_STEADY = 0.05
+_STEADY_ROUNDS = 3
+_LEAST_REQUESTS = 32
+_REQUESTS_PER_USER = 6
+"""So that most of a closed loop's time lies in its steady window."""
+_PROBE_LEN = 256
+
+Progress = Callable[[str, int], "Callable[[], None]"]
+"""(what begins, how many requests it has) -> what is called after each of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a server is measured, as the user asked.
+
+    burstiness: of an open loop's arrivals; None: as the workload says. time_scale: a file's own
+    times are played, multiplied by this. model, api, api_key, headers, sampling: see `probe`.
+    tokenizer: see `vocabulary_of`. workers: processes that generate load; None: as many as needed.
+    """
+
+    workload: Workload | FileWorkload
+    slo: Slo | None = None
+    seconds_per_point: float = 30.0
+    burstiness: float | None = None
+    time_scale: float | None = None
+    model: str | None = None
+    api: Api | None = None
+    api_key: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0})
+    tokenizer: str | None = None
+    workers: int | None = None
+    timeout_s: float = 600.0
+    keep_text: bool = False
+
+
+class Session:
+    """Made by `open_session`. phases: what was done when. notes: what users should know."""
+
+    def __init__(
+        self,
+        target: Target,
+        settings: Settings,
+        vocabulary: Vocabulary,
+        count_tokens: Encode | None,
+        folder: Path,
+        progress: Progress,
+    ) -> None:
+        self.target = target
+        self.settings = settings
+        self.checks: list[Check] = []
+        self.phases: list[Phase] = []
+        self.notes: list[str] = []
+        self.points: list[Point] = []
+        self._vocabulary = vocabulary
+        self._encode = count_tokens
+        self._folder = folder
+        self._progress = progress
+        self._client: SelfTest | None = None
+        self._seconds_per_request = math.nan  # of a lone user
+        self._most_chunks_per_s = 1.0
+
+    async def prepare(self, concurrency: int) -> None:
+        """Warm the server up for `concurrency` users, and find out what its client can do."""
+        with self._phase("warm-up"):
+            await self._warm_up(concurrency)
+        with self._phase("probe"):
+            await self._probe_prefix_cache()
+        with self._phase("self-test"):
+            self._client = await self_test(
+                min(concurrency, 64), chunks_per_s=max(560.0, _HEADROOM * self._most_chunks_per_s)
+            )
+
+    async def play(self, spec: LoadSpec, stop: asyncio.Event) -> tuple[PointRun, Point]:
+        """One load point, its figures and its checks. Its requests go to the folder."""
+        requests = self._requests(spec, nonce=f"{spec.label} {spec.seed}")
+        point = LoadPoint(
+            label=spec.label,
+            requests=requests,
+            concurrency=None if self._has_file_times else spec.concurrency,
+            rate=_rate_of(requests) if self._has_file_times else spec.rate,
+            seed=spec.seed,
+        )
+        on_done = self._progress(_words(point), len(requests))
+        # Users who all begin at once would make a burst that is no part of the load.
+        run = await self._play(point, stop, on_done, ramp_s=self._seconds_per_request)
+        self.phases += Phase.of_point(run)
+        append_requests(self._folder, PointKey(point.label, point.seed), run.records)
+        if not run.records or all(record.sent_ns is None for record in run.records):
+            raise ConfigError(f"{point.label} was stopped before its first request")
+        figures = summarize(
+            run, self.settings.slo, self._evidence(requests, spec, run.client.num_workers)
+        )
+        self.points.append(figures)
+        return run, figures
+
+    def num_requests_for(self, spec: LoadSpec) -> int:
+        """That last about as long as the user wants a point to take."""
+        seconds = self.settings.seconds_per_point
+        if spec.num_requests is not None:
+            return spec.num_requests
+        if spec.rate is not None:
+            return max(_LEAST_REQUESTS, round(spec.rate * seconds))
+        users = spec.concurrency or 1
+        rate = self._expected_rate(users)
+        return max(
+            _REQUESTS_PER_USER * users, min(_LEAST_REQUESTS, 8 * users), round(rate * seconds)
+        )
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    @property
+    def _has_file_times(self) -> bool:
+        return self.settings.time_scale is not None
+
+    def _expected_rate(self, users: int) -> float:
+        """Requests per second of a closed loop: as of the nearest point that was played, by which
+        more users can only be slower each.
+        """
+        closed = [point for point in self.points if point.mode == "closed"]
+        if not closed:
+            return users / self._seconds_per_request
+        nearest = min(closed, key=lambda point: abs(math.log(point.offered / users)))
+        rate = nearest.request_rate.value
+        return rate * min(1.0, users / nearest.offered)
+
+    def _requests(self, spec: LoadSpec, nonce: str) -> Sequence[PlannedRequest]:
+        settings = self.settings
+        arguments: dict[str, Any] = {
+            "seed": spec.seed,
+            "count": self.num_requests_for(spec),
+            "vocabulary": self._vocabulary,
+            "api": self.target.api,
+            "rate": None if self._has_file_times else spec.rate,
+            "nonce": nonce,
+            "max_model_len": self.target.max_model_len,
+            "takes_token_ids": self.target.takes_token_ids,
+        }
+        if settings.burstiness is not None:
+            arguments["burstiness"] = settings.burstiness
+        if isinstance(settings.workload, Workload):
+            planned: Sequence[PlannedRequest] = settings.workload.requests(**arguments)
+        else:
+            replay = settings.workload.requests(**arguments, time_scale=settings.time_scale)
+            planned = replay.requests
+            dropped = [f"{count} requests left out: {why}" for why, count in replay.dropped.items()]
+            self._note(*dropped, *replay.notes)
+        clipped = sum(request.clipped_len > 0 for request in planned)
+        if clipped:
+            self._note(
+                f"{clipped} of {len(planned)} requests were shortened to fit the context of "
+                f"{self.target.max_model_len} tokens; use a smaller --scale"
+            )
+        return planned
+
+    async def _play(
+        self,
+        point: LoadPoint,
+        stop: asyncio.Event | None,
+        on_done: Callable[[], None],
+        ramp_s: float = 0.0,
+    ) -> PointRun:
+        workers = self.settings.workers
+        if workers is None:
+            expected = _HEADROOM * self._most_chunks_per_s
+            workers = 1 if self._client is None else self._client.num_workers(expected)
+            workers = min(workers, usable_cpus())
+        run = await play(
+            self.target,
+            point,
+            num_workers=workers,
+            ramp_s=ramp_s,
+            timeout_s=self.settings.timeout_s,
+            on_done=on_done,
+            keep_text=self.settings.keep_text or self._encode is not None,
+            tokenize=self._encode,
+            stop=stop,
+        )
+        seconds = (run.end_ns - run.start_ns) / 1e9
+        num_chunks = sum(len(record.chunk_ns) for record in run.records)
+        self._most_chunks_per_s = max(self._most_chunks_per_s, num_chunks / seconds)
+        return run
+
+    def _most_client_chunks_per_s(self, num_workers: int) -> float | None:
+        """When its processes do nothing else: the self-test's figure is half of that."""
+        return None if self._client is None else 2 * self._client.most_chunks_per_s * num_workers
+
+    def _evidence(
+        self, requests: Sequence[PlannedRequest], spec: LoadSpec, num_workers: int
+    ) -> Evidence:
+        encode = self._encode
+        return Evidence(
+            client_chunks_per_s=self._most_client_chunks_per_s(num_workers),
+            count_tokens=None if encode is None else lambda text: len(encode(text)),
+            shared_prefix=sum(r.shared_len for r in requests) / sum(r.prompt_len for r in requests),
+            may_overload=spec.may_overload,
+        )
+
+    async def _warm_up(self, concurrency: int) -> None:
+        """Rounds of new prompts until three in a row take equally long, at most eight: what runs
+        once for each shape, fills caches or wakes a processor must not be measured.
+        """
+        users = min(concurrency, 32)
+        took: list[float] = []
+        on_done = self._progress("warming up", 2 + _MOST_WARM_UPS * users)
+        for number in range(-1, _MOST_WARM_UPS):
+            count = 2 if number < 0 else users
+            spec = LoadSpec(concurrency=count, seed=_WARM_UP_SEED + number, num_requests=count)
+            point = LoadPoint(
+                label="warm-up",
+                requests=self._requests(spec, nonce=f"warm-up {number}"),
+                concurrency=1 if number < 0 else count,
+            )
+            run = await self._play(point, None, on_done)
+            done = [record for record in run.records if record.is_ok]
+            if not done:
+                raise ConfigError(
+                    f"{self.target.base_url} fails the workload's requests: "
+                    f"{run.records[0].error or run.records[0].failure}"
+                )
+            per_token = [
+                (record.done_ns - record.sent_ns) / (record.prompt_len + record.num_output_tokens)
+                for record in done
+                if record.done_ns and record.sent_ns
+            ]
+            if number < 0:
+                self._seconds_per_request = (run.end_ns - run.start_ns) / 1e9 / len(done)
+                continue
+            took.append(sum(per_token) / len(per_token))
+            last = took[-_STEADY_ROUNDS:]
+            if len(last) == _STEADY_ROUNDS and max(last) < (1 + _STEADY) * min(last):
+                return
+        self._note(
+            f"after {_MOST_WARM_UPS} rounds of warm-up, times still differed by more than "
+            f"{_STEADY:.0%}: the machine is busy with something else, or the server is not steady"
+        )
+
+    async def _probe_prefix_cache(self) -> None:
+        """Send one new prompt twice: does the server have a prefix cache, and does it say so?"""
+        room = self.target.max_model_len or _PROBE_LEN
+        probe_workload = Workload.of_lengths(min(_PROBE_LEN, room // 2), 2)
+        [planned] = probe_workload.requests(
+            seed=_WARM_UP_SEED,
+            count=1,
+            vocabulary=self._vocabulary,
+            api=self.target.api,
+            nonce="prefix probe",
+            takes_token_ids=self.target.takes_token_ids,
+        )
+        records = []
+        for _ in range(2):
+            point = LoadPoint(label="probe", requests=[planned], concurrency=1)
+            records.append((await self._play(point, None, lambda: None)).records[0])
+        if not all(record.is_ok for record in records):
+            return
+        found = cache_probe(*records)
+        status, why = CheckStatus.PASS, "The server says what its prefix cache had."
+        if found.cached_share is None and found.has_prefix_cache:
+            status = CheckStatus.WARN
+            why = "The server does not say what its prefix cache had, so hits can't be counted. "
+            why += "There should be none but the workload's own: no two load points begin alike."
+        elif found.cached_share is None:
+            why = "A repeated prompt takes as long again."
+        share = "not told" if found.cached_share is None else f"{found.cached_share:.0%}"
+        ratio = "n/a" if found.ttft_ratio is None else f"{found.ttft_ratio:.2f}"
+        self.checks.append(
+            Check(
+                id="prefix_probe",
+                status=status,
+                value=f"one prompt twice: {share} cached, TTFT times {ratio}",
+                limit="told",
+                why=why,
+            )
+        )
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start_ns = time.monotonic_ns()
+        yield
+        self.phases.append(Phase(name=name, start_ns=start_ns, end_ns=time.monotonic_ns()))
+
+    def _note(self, *notes: str) -> None:
+        self.notes += [note for note in notes if note not in self.notes]
+
+
+async def open_session(url: str, settings: Settings, folder: Path, progress: Progress) -> Session:
+    """Ask the server what it is, and learn to write prompts for it. Raises ConfigError."""
+    target = await probe(
+        url,
+        model=settings.model,
+        api=settings.api,
+        api_key=settings.api_key,
+        headers=settings.headers,
+        sampling=settings.sampling,
+    )
+    vocabulary = await asyncio.to_thread(vocabulary_of, target, settings.tokenizer)
+    encode = None
+    if settings.tokenizer is not None:
+        encode = await asyncio.to_thread(encoder_named, settings.tokenizer)
+    return Session(target, settings, vocabulary, encode, folder, progress)
+
+
+def _rate_of(requests: Sequence[PlannedRequest]) -> float:
+    """Mean arrivals per second."""
+    last = max((request.arrival_s or 0.0 for request in requests), default=0.0)
+    return len(requests) / last if last else float(len(requests))
+
+
+def _words(point: LoadPoint) -> str:
+    if point.rate is not None:
+        return f"{point.rate:.3g} requests/s"
+    return f"{point.concurrency} user{'s' if point.concurrency != 1 else ''}"
