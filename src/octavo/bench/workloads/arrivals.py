@@ -99,7 +99,8 @@ def _in_words(value: Any) -> Any:
 
 def _kind(value: Any) -> str | None:
     if isinstance(value, dict):
-        return tag("gamma") if "burstiness" in value else tag("busy_periods")
+        is_gamma = "burstiness" in value or len(value) == 1
+        return tag("gamma") if is_gamma else tag("busy_periods")
     if isinstance(value, Gamma):
         return tag("gamma")
     return tag("busy_periods") if isinstance(value, BusyPeriods) else None

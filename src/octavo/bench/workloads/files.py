@@ -194,10 +194,17 @@ def _as_object(path: Path, line: int, text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        _refuse(path, line, f"is not JSON: {error}")
+        _refuse(path, line, f"is not JSON: {_problem(error)}")
     if not isinstance(values, dict):
         _refuse(path, line, f"is a JSON {type(values).__name__}, not an object")
     return values
+
+
+def _problem(error: ValueError | RecursionError) -> str:
+    """Without the place, which is told otherwise."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _json_items(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -236,7 +243,9 @@ def _json_items(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     more = "" if have > _MOST_CHARS else file.read(max(_CHUNK_CHARS, have))
                     if not more:
                         _refuse(
-                            path, line, f"is no JSON object of {_MOST_CHARS} characters: {error}"
+                            path,
+                            line,
+                            f"is no JSON object of {_MOST_CHARS} characters: {_problem(error)}",
                         )
                     buffer, place = buffer[place:] + more, 0
             if not isinstance(values, dict):

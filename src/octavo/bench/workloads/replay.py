@@ -85,12 +85,12 @@ class FileWorkload:
         planned: list[PlannedRequest] = []
         times: list[float | None] = []
         for row in read_rows(self.path, self.kind, dropped):
-            if len(planned) >= count:
-                break
             request = planner.request(row, len(planned))
             if request is not None:
                 planned.append(request)
                 times.append(row.time_s)
+                if len(planned) == count:
+                    break
         if not planned:
             raise ConfigError(f"{self.path} has no request that can be sent: {dict(dropped)}")
         notes: list[str] = []
