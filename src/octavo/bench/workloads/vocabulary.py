@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import string
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +20,6 @@ Count = Callable[[str], int]
 
 _GROUP = 32
 _LEAST_WORDS = 8
-_MOST_STARTS = 64
 _CHECKS = ((0, 3), (1, 40), (2, 160))  # seed, words
 
 
@@ -49,7 +49,7 @@ class Vocabulary:
     @classmethod
     def learn(cls, encode: Encode) -> Vocabulary:
         """From a tokenizer. Raises ConfigError if it has no such words."""
-        found = cls.learn_by_counts(lambda text: len(encode(text)))
+        found = _learn(lambda text: len(encode(text)), most_words=None, most_starts=64)
         first = found.words[found.starts[0]]
         every = [first, *found.words]
         joined = list(encode(found.separator.join(every)))
@@ -72,23 +72,10 @@ class Vocabulary:
 
     @classmethod
     def learn_by_counts(cls, count: Count) -> Vocabulary:
-        """From numbers of tokens alone, such as the usage that a server reports.
-
-        A word is at least one token, so n words that add n tokens are one each: words are tried in
-        groups, and a group that is longer is halved.
+        """From numbers of tokens alone, such as the usage that a server reports: each costs a
+        request that runs the model, so that few words are tried unless these don't do.
         """
-        text = _english()
-        letters = list(string.ascii_lowercase)
-        for separator, running in ((" ", text), (" ", text + letters), ("", list("".join(text)))):
-            found = _single_tokens(count, separator, running)
-            if found is not None and _adds_up(count, found):
-                return found
-        raise ConfigError(
-            f"the tokenizer has fewer than {_LEAST_WORDS} English words or letters that stay one "
-            "token each next to each other, so that prompts of an exact length can't be written "
-            "with it; name the model's tokenizer with --tokenizer, or use a workload with its own "
-            "prompts"
-        )
+        return _learn(count, most_words=64, most_starts=4)
 
     def text(self, positions: Sequence[int]) -> str:
         words = self.words
@@ -113,9 +100,36 @@ def _english() -> list[str]:
     return re.findall(r"[a-z]+", text.lower())
 
 
-def _single_tokens(count: Count, separator: str, running: Sequence[str]) -> Vocabulary | None:
-    """The words of `running` that are one token each, if there are enough."""
-    words = list(dict.fromkeys(running))
+def _learn(count: Count, *, most_words: int | None, most_starts: int) -> Vocabulary:
+    """A vocabulary without ids: of the most frequent words, or of all, or with letters, or of
+    letters alone.
+    """
+    text = _english()
+    with_letters = text + list(string.ascii_lowercase)
+    attempts: list[tuple[str, list[str], int | None]] = []
+    if most_words is not None:
+        attempts.append((" ", text, most_words))
+    attempts += [(" ", text, None), (" ", with_letters, None), ("", list("".join(text)), None)]
+    for separator, running, most in attempts:
+        words = [word for word, _ in Counter(running).most_common(most)]
+        found = _single_tokens(count, separator, words, running, most_starts)
+        if found is not None and _adds_up(count, found):
+            return found
+    raise ConfigError(
+        f"the tokenizer has fewer than {_LEAST_WORDS} English words or letters that stay one token "
+        "each next to each other, so that prompts of an exact length can't be written with it; "
+        "name the model's tokenizer with --tokenizer, or use a workload with its own prompts"
+    )
+
+
+def _single_tokens(
+    count: Count, separator: str, words: list[str], running: Sequence[str], most_starts: int
+) -> Vocabulary | None:
+    """Those of `words` that are one token each, if there are enough.
+
+    A word is at least one token, so n words that add n tokens are one each: they are tried in
+    groups, and a group that is longer is halved.
+    """
     anchor = words[0]
     alone = count(anchor)
 
@@ -131,7 +145,7 @@ def _single_tokens(count: Count, separator: str, running: Sequence[str]) -> Voca
     kept = [word for group in groups for word in of_one_token(group)]
     if len(kept) < _LEAST_WORDS:
         return None
-    lengths = [count(word) for word in kept[:_MOST_STARTS]]
+    lengths = [count(word) for word in kept[:most_starts]]
     shortest = min(lengths)  # one token, and what the tokenizer adds
     where = {word: position for position, word in enumerate(kept)}
     return Vocabulary(
