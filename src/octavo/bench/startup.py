@@ -162,6 +162,7 @@ def _start(command: list[str], config: Config, variables: Mapping[str, str]) -> 
             return Start(ready_s, _first_token(http, url, config) - begin)
         finally:
             watchdog.cancel()
+            watchdog.join()
             _end(process)
 
 
