@@ -17,7 +17,7 @@ from enum import StrEnum
 from octavo.bench.curves import Finding
 from octavo.bench.isotonic import Crossing, crossing, crossing_interval
 from octavo.bench.points import Estimate
-from octavo.bench.trials import Trial
+from octavo.bench.trials import CEILING_TERM, Trial
 from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import ConfigError
 
@@ -28,7 +28,7 @@ _LOWERED_BY = 0.05
 """Of a rate that a fresh seed misses: MLPerf's practice is to lower and validate again."""
 
 _MOST_LOWERINGS = 20
-_MOST_HALVINGS = 6
+_MOST_HALVINGS = 4
 _MOST_DOUBLINGS = 12
 _COARSE = 1.3
 """A bracket whose ends differ by more than this factor is worth more time than another seed."""
@@ -137,6 +137,30 @@ def capacity_of(trials: Sequence[Trial]) -> Capacity:
         return _never_met(trials, 0, False)
     method = "open loop at the given rates; isotonic regression; not validated"
     return _found(trials, found.rate, 0, 0, missed_at=found.upper, method=method)
+
+
+def missed_alone(trial: Trial, num_seeds: int = 3) -> Capacity | None:
+    """Without a search, if a user who is alone misses the SLO beyond doubt: load makes it no
+    better. None if there is doubt.
+    """
+    missed = [name for name, use in trial.uses.items() if use.low is not None and use.low > 1]
+    if not missed:
+        return None
+    term = max(missed, key=lambda name: trial.uses[name].value)
+    return Capacity(
+        name="lambda_slo",
+        unit="requests/s",
+        estimate=Estimate(0.0),
+        method="closed loop with one user",
+        sentence=f"One user alone already misses the SLO, so that no rate keeps it: {term} uses "
+        f"{trial.uses[term].value:.3g} times what it allows. Relax it, or speed the server up.",
+        outcome=Outcome.NEVER_MET,
+        binding_term=trial.mostly or term,
+        boundary=Boundary.UNKNOWN,
+        num_seeds=0,
+        wanted_seeds=num_seeds,
+        trials=(trial,),
+    )
 
 
 class _Search:
@@ -326,7 +350,7 @@ def _always_met(
 def _binding(trials: Sequence[Trial], fit: Crossing) -> str:
     """Where a term has several limits, the one that most requests missed."""
     names = [t.mostly for t in trials if t.rate >= fit.upper and t.mostly]
-    return max(names, key=names.count) if names else fit.term
+    return max(names, key=names.count) if names and fit.term != CEILING_TERM else fit.term
 
 
 def _boundary(
@@ -344,6 +368,8 @@ def _boundary(
 
 
 def _boundary_sentence(boundary: Boundary, term: str, use_above: float) -> str:
+    if term == CEILING_TERM:
+        return "the ceiling X_max binds: above, the queue grows for as long as the load lasts."
     match boundary:
         case Boundary.SMOOTH:
             return f"{term} binds, and is missed little by little above."

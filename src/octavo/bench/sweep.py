@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from octavo.bench.capacity import Capacity, Outcome, capacity_of, find_capacity
+from octavo.bench.capacity import Capacity, Outcome, capacity_of, find_capacity, missed_alone
 from octavo.bench.checks import drift
 from octavo.bench.curves import (
     Ceiling,
@@ -30,9 +30,9 @@ from octavo.bench.curves import (
     scalability,
 )
 from octavo.bench.load.plan import LoadSpec, PointRun
-from octavo.bench.points import Check, CheckStatus, Point
+from octavo.bench.points import Check, CheckStatus, Estimate, Point
 from octavo.bench.slo import Slo
-from octavo.bench.trials import Trial, check_promises, trial_of
+from octavo.bench.trials import Trial, check_promises, trial_of, within_ceiling
 from octavo.core.clock import Clock, monotonic
 
 PlayPoint = Callable[[LoadSpec], Awaitable[tuple[PointRun, Point]]]
@@ -166,6 +166,7 @@ class _Sweep:
     specs: list[LoadSpec] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    x_max: Estimate | None = None  # once it was seen
     capacity: Capacity | None = None
     was_stopped: bool = False
 
@@ -189,7 +190,10 @@ class _Sweep:
         self.points.append(point)
         self.specs.append(spec)
         if point.mode == "open" and self.slo is not None:
-            self.trials.append(trial_of(run, self.slo))
+            trial = trial_of(run, self.slo)
+            if self.x_max is not None:
+                trial = within_ceiling(trial, point, self.x_max)
+            self.trials.append(trial)
         return point
 
     async def play_given(self) -> None:
@@ -217,7 +221,12 @@ class _Sweep:
         rungs = rungs_of(self.points)
         if self.slo is None or not rungs:
             return
+        self.capacity = missed_alone(trial_of(self.runs[0], self.slo), self.plan.num_seeds)
+        if self.capacity is not None:
+            return
         top = ceiling(rungs)
+        if top.is_plateau:
+            self.x_max = top.estimate
         output_tokens = sum(point.num_output_tokens for point in self.points)
         output_len = output_tokens / sum(point.num_ok for point in self.points)
         highest = max(rung.output_rate.value for rung in rungs) / output_len

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.bench.load.plan import PointRun
 from octavo.bench.metrics import METRICS
-from octavo.bench.points import Estimate
+from octavo.bench.points import Estimate, Point
 from octavo.bench.records import RequestRecord
 from octavo.bench.slo import Slo, Term
 from octavo.bench.statistics import percentile_estimate
 from octavo.bench.window import steady_window
 from octavo.core.errors import ConfigError
+
+CEILING_TERM = "load<X_max"
+"""A term beside the SLO's own: see `within_ceiling`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +44,8 @@ class Trial:
 
 
 def trial_of(run: PointRun, slo: Slo) -> Trial:
-    """Of the requests that were due in the steady window of an open loop. Raises ConfigError for an
-    SLO that promises no share of requests.
+    """Of the requests that were due in the steady window. The rate of a closed loop is 0. Raises
+    ConfigError for an SLO that promises no share of requests.
 
     A percentile's term is judged by the share of requests beyond its limit, which tells the same
     and is known from fewer; that of a pooled metric (ITL), of which a request has many, by the
@@ -68,6 +71,18 @@ def trial_of(run: PointRun, slo: Slo) -> Trial:
         mostly=mostly,
         is_certain=verdict.is_met is not None,
     )
+
+
+def within_ceiling(trial: Trial, point: Point, x_max: Estimate) -> Trial:
+    """The trial, which also has to ask for no more output tokens per second than x_max.
+
+    More than the server can do is kept up for no length of time: waiting grows without end, and
+    that a latency was still within its limit says only that the run was short.
+    """
+    tokens_per_s = trial.rate * point.num_output_tokens / max(1, point.num_ok)
+    low, high = (None if x is None else tokens_per_s / x for x in (x_max.high, x_max.low))
+    use = Estimate(tokens_per_s / x_max.value, low, high)
+    return replace(trial, uses={**trial.uses, CEILING_TERM: use})
 
 
 def check_promises(slo: Slo) -> None:

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.bench.capacity import Boundary, Capacity, Outcome, capacity_of, find_capacity
+from octavo.bench.capacity import (
+    Boundary,
+    Capacity,
+    Outcome,
+    capacity_of,
+    find_capacity,
+    missed_alone,
+)
 from octavo.bench.curves import kneedle
 from octavo.bench.points import Estimate
 from octavo.bench.trials import Trial
@@ -256,11 +263,23 @@ def test_an_slo_that_is_never_met_gives_a_bound() -> None:
     server = scripted(lambda rate, seed: 1.5)
     found = search(*server)
     assert found.outcome is Outcome.NEVER_MET
-    assert found.estimate == Estimate(0.0, None, 0.25 / 64)
+    assert found.estimate == Estimate(0.0, None, 0.25 / 16)
     assert not found.is_validated
-    assert "not met at any rate down to 0.00391" in found.sentence
+    assert "not met at any rate down to 0.0156" in found.sentence
     assert "ttft_p99<500ms uses 1.5 times" in found.sentence
-    assert [rate for rate, _ in server[0].played] == [0.25 / 2**k for k in range(7)]
+    assert [rate for rate, _ in server[0].played] == [0.25 / 2**k for k in range(5)]
+
+
+def test_what_a_lone_user_misses_no_rate_keeps() -> None:
+    def alone(use: Estimate) -> Trial:
+        return Trial(rate=0, seed=0, uses={"ttft_p99<5ms": use}, num_requests=30)
+
+    found = missed_alone(alone(Estimate(3.0, 1.2, 5.0)))
+    assert found is not None
+    assert found.outcome is Outcome.NEVER_MET
+    assert "One user alone already misses the SLO" in found.sentence
+    assert missed_alone(alone(Estimate(3.0, 0.9, 5.0))) is None  # perhaps it was luck
+    assert missed_alone(alone(Estimate(3.0))) is None
 
 
 def test_an_slo_that_is_always_met_gives_the_ceiling() -> None:

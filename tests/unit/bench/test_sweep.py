@@ -13,6 +13,7 @@ from octavo.bench.load.plan import LoadSpec, PointRun
 from octavo.bench.points import Check, CheckStatus, Point
 from octavo.bench.slo import parse_slo
 from octavo.bench.sweep import Order, SweepPlan, SweepResult, sweep
+from octavo.bench.trials import CEILING_TERM
 from octavo.core.errors import ConfigError
 from support.queues import largest_rate, mmc_begun_within
 from support.simulated_serving import SlotServer
@@ -94,6 +95,26 @@ def test_with_an_slo_its_capacity_is_searched() -> None:
     assert {spec.seed for spec in server.specs} == {0, 1, 2, 3}
     assert "lambda_slo" in [one.name for one in found.findings]
     assert check(found, "validation") is None
+
+
+def test_short_runs_do_not_hide_that_the_ceiling_binds() -> None:
+    """In 20 s a queue that grows for ever has not grown by 3 s."""
+    server = SlotServer(num_slots=4, slo=parse_slo("ttft_p50<3000ms"))
+    found = swept(server, SweepPlan(seconds_per_point=20))
+    capacity = found.capacity
+    assert capacity is not None
+    assert capacity.binding_term == CEILING_TERM
+    assert "the ceiling X_max binds" in capacity.sentence
+    assert capacity.estimate is not None
+    assert capacity.estimate.value < 4 * server.service_rate
+
+
+def test_an_slo_that_a_lone_user_misses_is_not_searched() -> None:
+    server = SlotServer(num_slots=4, slo=parse_slo("ttft_p90<5ms"))
+    found = swept(server, SweepPlan())
+    assert found.capacity is not None
+    assert found.capacity.outcome is Outcome.NEVER_MET
+    assert all(spec.rate is None for spec in server.specs)
 
 
 def test_a_ladder_without_ceiling_says_why() -> None:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.bench.points import Estimate
 from octavo.bench.records import Failure, RequestRecord
 from octavo.bench.slo import parse_slo
-from octavo.bench.trials import trial_of
+from octavo.bench.trials import CEILING_TERM, trial_of, within_ceiling
 from octavo.core.errors import ConfigError
 from support.bench_records import open_loop, record, run_of
+from support.load_points import open_point
 
 
 def answers(*ttft_ms: float, failed: int = 0) -> list[RequestRecord]:
@@ -79,3 +81,14 @@ def test_a_small_sample_is_not_certain() -> None:
 def test_limits_without_a_promise_have_no_capacity() -> None:
     with pytest.raises(ConfigError, match=r'write "attain\(ttft<500ms & tpot<50ms\) >= 0.99"'):
         trial_of(run_of(answers(50.0), rate=1.0), parse_slo("ttft:500 tpot:50"))
+
+
+def test_a_load_above_the_ceiling_is_missed_however_short_the_waits() -> None:
+    records = open_loop([100.0 * i for i in range(100)], num_tokens=20, gap_ms=1)
+    run = run_of(records, rate=10.0)
+    trial = trial_of(run, parse_slo("ttft_p90<1s"))
+    point = open_point(10.0, 200.0, num_ok=100, num_output_tokens=2000)
+    below = within_ceiling(trial, point, Estimate(250.0, 240.0, 260.0))
+    assert below.uses[CEILING_TERM] == Estimate(0.8, 200 / 260, 200 / 240)
+    assert below.is_met
+    assert not within_ceiling(trial, point, Estimate(190.0)).is_met
