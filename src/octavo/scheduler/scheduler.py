@@ -307,7 +307,7 @@ class Scheduler:
         for token in result.token_ids:
             sequence.token_ids.append(token)
             accepted += 1
-            reason = sequence.reason_to_finish()
+            reason = sequence.reason_to_finish(token)
             if reason is not None:
                 break
         delta = TokenDelta(

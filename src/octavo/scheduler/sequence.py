@@ -85,9 +85,9 @@ class Sequence:
             return True
         return self.num_output_tokens + self.num_pending < self.request.max_tokens
 
-    def reason_to_finish(self) -> FinishReason | None:
-        """Why the newest token ends the sequence, if it does."""
-        request, count, token = self.request, self.num_output_tokens, self.token_ids[-1]
+    def reason_to_finish(self, token: int) -> FinishReason | None:
+        """Why `token`, the newest, ends the sequence, if it does."""
+        request, count = self.request, len(self.token_ids) - self.num_prompt_tokens
         if count > request.sampling.min_tokens and (
             token in request.eos_token_ids or token in request.sampling.stop_token_ids
         ):
