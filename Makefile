@@ -42,6 +42,7 @@ format: $(VENV)/.installed-dev  ## let ruff and clang-format mend what they can
 
 docs: $(VENV)/.built  ## rewrite the pages that are made from code
 	$(BIN)/python -m octavo.cli.docs > docs/configuration.md
+	$(BIN)/python -m octavo.bench.output.run > docs/run.schema.json
 
 bench: $(VENV)/.installed-dev $(VENV)/.built  ## measure what the README's figures say
 	@set -e; for file in $$(grep -l __main__ benchmarks/*.py); do echo "$(BIN)/python $$file"; $(BIN)/python $$file; done

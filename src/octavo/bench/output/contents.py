@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from octavo.bench.metrics import METRICS
 from octavo.bench.output.run import Run
-from octavo.bench.output.text import NOT_AVAILABLE, TOO_FEW, interval, number
+from octavo.bench.output.text import NOT_AVAILABLE, TOO_FEW, by_load, interval, load_of, number
 from octavo.bench.points import Estimate, Point
 
 _LATENCIES = ("ttft", "tpot", "itl", "itl_token", "max_stall", "e2e")
@@ -26,8 +26,9 @@ class Table:
 
 def tables_of(run: Run) -> list[Table]:
     """Rates, then each latency, then the server's counters and the checks; empty ones left out."""
-    tables = [_rates(run.points), *(_latency(run.points, name) for name in _LATENCIES)]
-    tables += [_server(run.points), _checks(run)]
+    points = by_load(run.points)
+    tables = [_rates(points), *(_latency(points, name) for name in _LATENCIES)]
+    tables += [_server(points), _checks(run)]
     return [table for table in tables if table.rows]
 
 
@@ -66,13 +67,6 @@ def definitions_of(run: Run) -> list[tuple[str, str, str]]:
         for metric in METRICS.values()
         if metric.name in present
     ]
-
-
-def load_of(point: Point) -> str:
-    """16 users, or 4.5 requests/s."""
-    users = "user" if point.offered == 1 else "users"
-    unit = users if point.mode == "closed" else "requests/s"
-    return f"{number(point.offered)} {unit}"
 
 
 def _rates(points: Sequence[Point]) -> Table:
@@ -144,7 +138,8 @@ def _server(points: Sequence[Point]) -> Table:
 
 
 def _checks(run: Run) -> Table:
-    places = [("the run", run.checks), *((load_of(point), point.checks) for point in run.points)]
+    places = [("the run", run.checks)]
+    places += [(load_of(point), point.checks) for point in by_load(run.points)]
     rows = [
         [check.status.upper(), check.id, where, check.value, check.limit, check.why]
         for where, checks in places

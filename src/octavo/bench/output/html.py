@@ -96,7 +96,7 @@ def page(run: Run, pictures: Sequence[Picture]) -> str:
         run=run,
         title=title(run),
         verdict=count_checks(run),
-        reasons=checks_in_words(run),
+        reasons=[*checks_in_words(run), *run.notes],
         pictures=[(one.caption, b64encode(one.png).decode("ascii")) for one in pictures],
         tables=tables_of(run),
         definitions=definitions_of(run),

@@ -15,7 +15,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>#!|~&$])")
 
 def markdown(run: Run, pictures: Sequence[Picture]) -> str:
     parts = [f"# {_text(title(run))}", f"**{_text(count_checks(run))}**"]
-    parts += [_bullets(checks_in_words(run))]
+    parts += [_bullets([*checks_in_words(run), *run.notes])]
     parts += [_bullets([finding.sentence for finding in run.findings])]
     parts += [f"![{_text(picture.caption)}]({picture.name}.png)" for picture in pictures]
     parts += [_table(table) for table in tables_of(run)]

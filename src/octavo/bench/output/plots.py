@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.bench.metrics import METRICS
 from octavo.bench.output.folder import Results
-from octavo.bench.output.text import number, title
+from octavo.bench.output.text import by_load, load_of, number, title
 from octavo.bench.points import Point
 from octavo.bench.slo import parse_slo
 
@@ -40,10 +40,7 @@ def pictures_of(results: Results) -> list[Picture]:
     """
     from octavo.bench.output.style import styled
 
-    answered = sorted(
-        (point for point in results.run.points if point.num_ok > 0),
-        key=lambda point: (point.mode, point.offered),
-    )
+    answered = by_load([point for point in results.run.points if point.num_ok > 0])
     pictures = []
     for mode, points in groupby(answered, key=lambda point: point.mode):
         with styled():
@@ -95,12 +92,12 @@ def _figures(results: Results, points: Sequence[Point]) -> Iterator[tuple[str, s
     if records:
         yield (
             "timeline",
-            f"Requests in flight, output tokens/s and TTFT over time, {heaviest.label}",
+            f"Requests in flight, output tokens/s and TTFT over time, {load_of(heaviest)}",
             request_plots.timeline(
                 records,
                 [next(iter(METRICS["ttft"].values(record)), None) for record in records],
                 steady_ns=results.steady_ns(heaviest),
-                subtitle=f"{subtitle}; {heaviest.label}",
+                subtitle=f"{subtitle}; {load_of(heaviest)}",
             ),
         )
 

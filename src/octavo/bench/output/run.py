@@ -1,6 +1,7 @@
 """A run as run.json has it: what was measured, where, how, and what came out.
 
-The schema is derived from these classes (docs/run.schema.json); so is the reading of the file.
+The schema (docs/run.schema.json, made by `make docs`) is derived from these classes; so is the
+reading of the file.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import octavo
 from octavo import machine
-from octavo.bench.curves import Finding
+from octavo.bench.capacity import Capacity
+from octavo.bench.curves import Ceiling, Finding, Knee, ScalabilityFit
 from octavo.bench.load.plan import PointRun
 from octavo.bench.load.target import Target
 from octavo.bench.points import Check, CheckStatus, Point
@@ -26,6 +28,8 @@ from octavo.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+AnyFinding = Ceiling | Knee | ScalabilityFit | Capacity | Finding
 
 SCHEMA_VERSION = 1
 """Goes up when a reader of an older version would misread the file. New fields don't count."""
@@ -164,8 +168,9 @@ class Phase:
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """run.json, but for `valid`. started_at: ISO 8601 with the offset from UTC. slo: as the user
-    wrote it. checks: those of the whole run; each point has its own as well. findings: of a sweep,
-    X_max, N* and so on.
+    wrote it. notes: what a reader must know besides. checks: those of the whole run; each point has
+    its own as well. points: in the order in which they were played. findings: of a sweep, X_max,
+    N* and so on.
     """
 
     started_at: str
@@ -177,7 +182,8 @@ class Run:
     phases: tuple[Phase, ...] = ()
     checks: tuple[Check, ...] = ()
     points: tuple[Point, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[AnyFinding, ...] = ()
+    notes: tuple[str, ...] = ()
     client: ClientMachine = field(default_factory=ClientMachine.here)
     clock: Clock = field(default_factory=Clock.now)
     octavo_version: str = octavo.__version__

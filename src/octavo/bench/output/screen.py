@@ -19,6 +19,7 @@ from octavo.bench.output.text import (
     TOO_FEW,
     WHY_NOT_AVAILABLE,
     WHY_TOO_FEW,
+    by_load,
     checks_in_words,
     count_checks,
     interval,
@@ -54,6 +55,7 @@ def _lines(run: Run, folder: Path | None) -> list[Text]:
     findings = [finding for finding in run.findings if finding.name in _SYMBOLS]
     short = [_short(finding) for finding in findings]
     notes = _notes(run.points, rows)
+    notes += [line for note in run.notes for line in _wrapped(printable(note), "")]
     end = [] if folder is None else [Text(f"report: {folder / 'report.html'}")]
     verdict = Text(count_checks(run), style="" if run.is_valid else "bold red")
     room = MOST_LINES - 1 - len(short) - len(notes) - 1 - len(end)
@@ -74,14 +76,16 @@ def _lines(run: Run, folder: Path | None) -> list[Text]:
 
 def _rows(points: Sequence[Point]) -> list[dict[str, str]]:
     """By column, "|" between the lines of its head; a column that no point has isn't there."""
-    loads = Counter((point.mode, point.offered) for point in points)
-    modes = {point.mode for point in points}
+    is_mixed = len({point.mode for point in points}) > 1
+    times: Counter[tuple[str, float]] = Counter()  # that a load was played
     rows = []
-    for point in points:
+    for point in by_load(points):
         of = point.metrics.get
-        again = f" #{point.seed}" if loads[point.mode, point.offered] > 1 else ""
+        times[point.mode, point.offered] += 1
+        time = times[point.mode, point.offered]
+        again = f" #{time}" if time > 1 else ""
         row = {
-            **_load(point, again, is_mixed=len(modes) > 1),
+            **_load(point, again, is_mixed=is_mixed),
             "req/s": number(point.request_rate.value),
             "output|tok/s": plus_minus(point.output_rate),
             "TTFT ms|p50/p90/p99": _percentiles(of("ttft"), "p50", "p90", "p99"),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from octavo.bench.output.run import Run
-from octavo.bench.points import Check, CheckStatus, Estimate, Quantiles
+from octavo.bench.points import Check, CheckStatus, Estimate, Point, Quantiles
 
 NOT_AVAILABLE = "n/a"
 TOO_FEW = "-"
@@ -57,6 +57,18 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
+def load_of(point: Point) -> str:
+    """16 users, or 4.5 requests/s."""
+    users = "user" if point.offered == 1 else "users"
+    unit = users if point.mode == "closed" else "requests/s"
+    return f"{number(point.offered)} {unit}"
+
+
+def by_load(points: Sequence[Point]) -> list[Point]:
+    """Closed loops first; of one load in the order in which they were played."""
+    return sorted(points, key=lambda point: (point.mode, point.offered))
+
+
 def title(run: Run) -> str:
     """SmolLM2 on octavo 0.1.0, mixed, 1/8 as long"""
     served = run.served
@@ -81,7 +93,7 @@ def checks_in_words(run: Run) -> list[str]:
     check together.
     """
     found: dict[tuple[CheckStatus, str], list[tuple[str, Check]]] = {}
-    for where, checks in [("", run.checks), *((point.label, point.checks) for point in run.points)]:
+    for where, checks in [("", run.checks), *((load_of(p), p.checks) for p in by_load(run.points))]:
         for check in checks:
             if check.status is not CheckStatus.PASS:
                 found.setdefault((check.status, check.id), []).append((where, check))

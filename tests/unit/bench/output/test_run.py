@@ -7,15 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.curves import Finding
+from octavo.bench.capacity import capacity_of
+from octavo.bench.curves import annotated_knee, ceiling, knee, rungs_of, scalability
+from octavo.bench.isotonic import Trial
 from octavo.bench.load.target import Target
 from octavo.bench.output.run import ClientMachine, Phase, Run, Served, schema
-from octavo.bench.points import CheckStatus, Estimate
+from octavo.bench.points import CheckStatus
 from octavo.core.errors import ConfigError
-from support.bench_points import check, closed_point, open_point, run_of
+from support.bench_points import check, closed_point, estimate, open_point, run_of
 from support.json_schema import violations
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "run.schema.json"
+
+LADDER = rungs_of(closed_point(users) for users in (1, 2, 4, 8, 16, 32, 64))
+
+
+TRIALS = [
+    Trial(rate=rate, seed=0, uses={"ttft_p99<500ms": estimate(rate / 8)}, num_requests=300)
+    for rate in (4.0, 7.0, 9.0)
+]
+
 
 FULL = run_of(
     closed_point(1),
@@ -24,19 +35,20 @@ FULL = run_of(
     phases=(Phase(name="point", start_ns=1, end_ns=2, label="1 users", seed=0),),
     checks=(check("self_test"),),
     findings=(
-        Finding(
-            name="x_max",
-            unit="output tokens/s",
-            estimate=Estimate(500.0, 480.0, None),
-            method="a ladder",
-            sentence="X_max is at least 500.",
-        ),
+        ceiling(LADDER),
+        knee(LADDER),
+        scalability(LADDER),
+        capacity_of(TRIALS),
+        annotated_knee(LADDER),
     ),
+    notes=("3 requests were shortened",),
 )
 
 
 def test_a_run_is_read_back_as_it_was() -> None:
-    assert Run.from_json(json.loads(json.dumps(FULL.to_json()))) == FULL
+    read = Run.from_json(json.loads(json.dumps(FULL.to_json())))
+    assert read == FULL
+    assert [type(finding) for finding in read.findings] == [type(f) for f in FULL.findings]
 
 
 def test_what_is_written_keeps_the_published_schema() -> None:

@@ -64,7 +64,7 @@ def test_with_much_to_say_on_checks_middle_points_give_way() -> None:
     text = "\n".join(lines)
     assert "… 5 more" in text
     assert "checks: 12 warn, 12 fail: this run is NOT VALID" in text
-    assert "FAIL client_cpu (12 times, the last at 12/s: 1.2 %, limit 5 %)" in text
+    assert "FAIL client_cpu (12 times, the last at 12 requests/s: 1.2 %, limit 5 %)" in text
     assert "report: run/report.html" in text
 
 
@@ -104,10 +104,15 @@ def test_failures_are_counted_by_kind() -> None:
     assert "failed: 9 of 1200 requests (5 overloaded, 4 timeout)" in screen(run_of(*points))
 
 
-def test_points_of_one_load_are_told_apart_by_their_seeds() -> None:
-    lines = screen(run_of(open_point(4), open_point(4, seed=7), open_point(8)))
-    assert [line.split()[:2] for line in lines[3:5]] == [["4", "#0"], ["4", "#7"]]
-    assert "#" not in lines[5]
+def test_points_are_in_the_order_of_load_and_repeats_are_told_apart() -> None:
+    lines = screen(run_of(open_point(8), open_point(4), open_point(4, seed=7)))
+    assert [line.split()[:2] for line in lines[3:6]] == [["4", "4"], ["4", "#2"], ["8", "8"]]
+
+
+def test_notes_are_told() -> None:
+    assert "9 requests were shortened." in screen(
+        run_of(closed_point(1), notes=("9 requests were shortened.",))
+    )
 
 
 def test_users_and_rates_in_one_run_are_one_column() -> None:
