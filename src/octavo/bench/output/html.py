@@ -16,23 +16,42 @@ from octavo.bench.output.run import Run
 from octavo.bench.output.text import checks_in_words, count_checks, title
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1f2933; --muted: #667085; --line: #e4e7ec;
-  --paper: #fff; --band: #f7f8fa; --good: #00754f; --bad: #b42318; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --muted: #98a2b3; --line: #344054;
-  --paper: #14181f; --band: #1b212b; --good: #32d583; --bad: #f97066; } }
-body { margin: 2rem auto; max-width: 76rem; padding: 0 1.25rem; background: var(--paper);
-  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
+:root {
+  color-scheme: light dark;
+  --ink: #1f2933; --muted: #667085; --line: #e4e7ec; --paper: #fff; --band: #f7f8fa;
+  --good: #00754f; --bad: #b42318;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --ink: #e6e9ee; --muted: #98a2b3; --line: #344054; --paper: #14181f; --band: #1b212b;
+    --good: #32d583; --bad: #f97066;
+  }
+}
+body {
+  margin: 2rem auto; max-width: 76rem; padding: 0 1.25rem;
+  background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
+}
 h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .5rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-p, li { max-width: 60rem; } ul { padding-left: 1.2rem; } .muted { color: var(--muted); }
-.verdict { font-weight: 600; color: var(--good); } .verdict.bad { color: var(--bad); }
-figure { margin: 1.5rem 0; } img { display: block; width: 100%; max-width: 64rem; height: auto;
-  background: #fff; border: 1px solid var(--line); border-radius: 8px; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px;
-  font-variant-numeric: tabular-nums; } th { text-align: left; color: var(--muted);
-  font-weight: 500; } th, td { padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; } td { overflow-wrap: anywhere; } tr:hover td { background: var(--band); }
-code { font-size: .92em; overflow-wrap: anywhere; }
+p, li { max-width: 60rem; overflow-wrap: break-word; }
+ul { padding-left: 1.2rem; }
+.muted, th { color: var(--muted); }
+.verdict { font-weight: 600; color: var(--good); }
+.verdict.bad { color: var(--bad); }
+figure { margin: 1.5rem 0; }
+img {
+  display: block; width: 100%; max-width: 64rem; height: auto;
+  background: #fff; border: 1px solid var(--line); border-radius: 8px;
+}
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td {
+  padding: .3rem 1.2rem .3rem 0; border-bottom: 1px solid var(--line);
+  text-align: left; vertical-align: top; white-space: nowrap;
+}
+th { font-weight: 500; }
+td:last-child { white-space: normal; overflow-wrap: break-word; }
+tr:hover td { background: var(--band); }
 """
 
 _PAGE = """<!doctype html>

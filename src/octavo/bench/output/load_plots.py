@@ -101,7 +101,7 @@ def _scaling(axes: Axes, points: Sequence[Point], marks: Marks) -> None:
     if marks.x_max is not None:
         axes.axhline(marks.x_max.value, color=style.GREEN, lw=1, ls=(0, (5, 2)))
         axes.annotate(
-            f"X_max {number(marks.x_max.value)}",
+            f"X_max {_value_or_bound(marks.x_max)}",
             (0, marks.x_max.value),
             xycoords=style.at_y(axes),
             xytext=(4, 3),
@@ -296,11 +296,21 @@ def _load_axis(axes: Axes, points: Sequence[Point]) -> None:
 def _load_line(axes: Axes, mode: str, marks: Marks, *, at_bottom: bool = False) -> None:
     """The knee, or the rate that keeps the SLO: whichever is on this axis."""
     if mode == "closed" and marks.knee is not None:
-        text = f"knee N* {number(marks.knee.value)}"
+        text = f"knee N* {_value_or_bound(marks.knee)}"
         _vertical(axes, marks.knee, text, at_bottom=at_bottom)
     elif mode == "open" and marks.slo_rate is not None:
-        text = f"λ_SLO {number(marks.slo_rate.value)}/s"
+        text = f"λ_SLO {_value_or_bound(marks.slo_rate)}/s"
         _vertical(axes, marks.slo_rate, text, at_bottom=at_bottom)
+
+
+def _value_or_bound(estimate: Estimate) -> str:
+    """With a sign where one end of the interval is open."""
+    sign = ""
+    if estimate.high is None and estimate.low is not None:
+        sign = "≥ "
+    elif estimate.low is None and estimate.high is not None:
+        sign = "≤ "
+    return sign + number(estimate.value)
 
 
 def _vertical(axes: Axes, where: Estimate, text: str, *, at_bottom: bool = False) -> None:

@@ -55,12 +55,12 @@ def _lines(run: Run, folder: Path | None) -> list[Text]:
     findings = [finding for finding in run.findings if finding.name in _SYMBOLS]
     short = [_short(finding) for finding in findings]
     notes = _notes(run.points, rows)
-    notes += [line for note in run.notes for line in _wrapped(printable(note), "")]
     end = [] if folder is None else [Text(f"report: {folder / 'report.html'}")]
     verdict = Text(count_checks(run), style="" if run.is_valid else "bold red")
     room = MOST_LINES - 1 - len(short) - len(notes) - 1 - len(end)
 
-    reasons = [line for words in checks_in_words(run) for line in _wrapped(words, "  ")]
+    said = [*checks_in_words(run), *map(printable, run.notes)]
+    reasons = [line for words in said for line in _wrapped(words, "  ")]
     num_rows = min(len(rows), max(room - _HEADER_LINES - len(reasons), _LEAST_ROWS))
     table = _table(_elided(rows, num_rows)) if rows else []
     room -= len(table)

@@ -110,9 +110,9 @@ def test_points_are_in_the_order_of_load_and_repeats_are_told_apart() -> None:
 
 
 def test_notes_are_told() -> None:
-    assert "9 requests were shortened." in screen(
-        run_of(closed_point(1), notes=("9 requests were shortened.",))
-    )
+    lines = screen(run_of(closed_point(1), notes=("9 requests were shortened.",)))
+    assert lines[-2:] == ["checks: 2 pass", "  9 requests were shortened."]
+    assert_fits(screen(run_of(closed_point(1), notes=tuple(f"Note {i}." for i in range(40)))))
 
 
 def test_users_and_rates_in_one_run_are_one_column() -> None:
