@@ -298,7 +298,7 @@ def _load_line(axes: Axes, mode: str, marks: Marks, *, at_bottom: bool = False) 
     if mode == "closed" and marks.knee is not None:
         text = f"knee N* {_value_or_bound(marks.knee)}"
         _vertical(axes, marks.knee, text, at_bottom=at_bottom)
-    elif mode == "open" and marks.slo_rate is not None:
+    elif mode == "open" and marks.slo_rate is not None and marks.slo_rate.value > 0:
         text = f"λ_SLO {_value_or_bound(marks.slo_rate)}/s"
         _vertical(axes, marks.slo_rate, text, at_bottom=at_bottom)
 
