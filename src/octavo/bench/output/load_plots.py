@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from statistics import fmean
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,6 +15,8 @@ from matplotlib.figure import Figure
 from octavo.bench.output import style
 from octavo.bench.output.text import number
 from octavo.bench.points import Estimate, Point, Quantiles
+
+Foot = Literal["left", "right"]
 
 _PERCENTILES = (("p50", style.BLUE), ("p90", style.PURPLE), ("p99", style.ORANGE))
 _LOAD = {"closed": "concurrent users", "open": "offered requests/s"}
@@ -109,7 +112,7 @@ def _scaling(axes: Axes, points: Sequence[Point], marks: Marks) -> None:
             fontsize=8.5,
             color=style.GREEN,
         )
-    _load_line(axes, "closed", marks, at_bottom=True)
+    _load_line(axes, "closed", marks, foot="right")
     if marks.knee is not None and marks.x_max is not None:
         axes.plot(marks.knee.value, marks.x_max.value, "o", ms=7, mfc="none", mec=style.INK)
     _line(axes, series, style.BLUE)
@@ -158,7 +161,7 @@ def _price(axes: Axes, points: Sequence[Point], marks: Marks) -> None:
         xs = [throughput[load] for load in series.loads]
         axes.fill_between(xs, series.lows, series.highs, color=color, alpha=0.13, lw=0)
         axes.plot(xs, series.values, color=color, marker="o", ms=4.5, mec=style.PAPER, mew=0.8)
-        everything += [*series.values, *series.highs]
+        everything += [*series.lows, *series.highs]
         end = right if xs[-1] > 0.85 * right else xs[-1]
         ends.append((end, series.values[-1], which, color))
         if which == "p50":
@@ -214,7 +217,7 @@ def _percentiles_of(axes: Axes, points: Sequence[Point], metric: str, marks: Mar
         if not series.loads:
             continue
         _line(axes, series, color)
-        everything += [*series.values, *series.highs]
+        everything += [*series.lows, *series.highs]
         ends.append((series.loads[-1], series.values[-1], which, color))
     if not everything:
         axes.text(0.5, 0.5, "n/a", transform=axes.transAxes, ha="center", color=style.MUTED)
@@ -240,7 +243,7 @@ def _attainment(axes: Axes, points: Sequence[Point], marks: Marks) -> None:
     _load_axis(axes, points)
     _line(axes, percent, style.GREEN)
     axes.set_ylim(0, 104)
-    _load_line(axes, points[0].mode, marks, at_bottom=True)
+    _load_line(axes, points[0].mode, marks, foot="left")
 
 
 def _goodput(axes: Axes, points: Sequence[Point], marks: Marks) -> None:
@@ -293,14 +296,14 @@ def _load_axis(axes: Axes, points: Sequence[Point]) -> None:
         style.scale_from_zero(axes, "x", loads)
 
 
-def _load_line(axes: Axes, mode: str, marks: Marks, *, at_bottom: bool = False) -> None:
+def _load_line(axes: Axes, mode: str, marks: Marks, *, foot: Foot | None = None) -> None:
     """The knee, or the rate that keeps the SLO: whichever is on this axis."""
     if mode == "closed" and marks.knee is not None:
         text = f"knee N* {_value_or_bound(marks.knee)}"
-        _vertical(axes, marks.knee, text, at_bottom=at_bottom)
+        _vertical(axes, marks.knee, text, foot=foot)
     elif mode == "open" and marks.slo_rate is not None and marks.slo_rate.value > 0:
         text = f"λ_SLO {_value_or_bound(marks.slo_rate)}/s"
-        _vertical(axes, marks.slo_rate, text, at_bottom=at_bottom)
+        _vertical(axes, marks.slo_rate, text, foot=foot)
 
 
 def _value_or_bound(estimate: Estimate) -> str:
@@ -313,21 +316,23 @@ def _value_or_bound(estimate: Estimate) -> str:
     return sign + number(estimate.value)
 
 
-def _vertical(axes: Axes, where: Estimate, text: str, *, at_bottom: bool = False) -> None:
-    """A line with its interval; the words stand on the side that has more room."""
+def _vertical(axes: Axes, where: Estimate, text: str, *, foot: Foot | None = None) -> None:
+    """A line with its interval. foot: the side at which the words stand below; else they are at the
+    top, on the side that has more room.
+    """
     axes.axvline(where.value, color=style.INK, lw=1, ls=(0, (1, 1.6)))
     if where.low is not None and where.high is not None:
         axes.axvspan(where.low, where.high, color=style.INK, alpha=0.06, lw=0)
     share, _ = (axes.transScale + axes.transLimits).transform((where.value, axes.get_ylim()[1]))
-    is_right = share > 0.5 and not at_bottom
+    is_left = foot == "left" or (foot is None and share > 0.5)
     axes.annotate(
         text,
-        (where.value, 0 if at_bottom else 1),
+        (where.value, 1 if foot is None else 0),
         xycoords=style.at_x(axes),
-        xytext=(-4 if is_right else 4, 4 if at_bottom else -2),
+        xytext=(-4 if is_left else 4, -2 if foot is None else 4),
         textcoords="offset points",
-        ha="right" if is_right else "left",
-        va="bottom" if at_bottom else "top",
+        ha="right" if is_left else "left",
+        va="top" if foot is None else "bottom",
         fontsize=8.5,
         color=style.INK,
         bbox=style.HALO,

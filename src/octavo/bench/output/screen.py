@@ -34,7 +34,7 @@ from octavo.bench.points import Point, Quantiles
 MOST_LINES = 20
 WIDTH = 100
 
-_LEAST_ROWS = 6  # of load points, however much there is to say on checks
+_LEAST_ROWS = 8  # of load points, however much there is to say on checks
 _HEADER_LINES = 2
 _SYMBOLS = {"x_max": "X_max", "n_star": "N*", "lambda_slo": "λ_SLO"}
 """Findings that are on the screen; all are in the report."""
