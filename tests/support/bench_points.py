@@ -98,7 +98,7 @@ def run_of(*points: Point, **changes: Any) -> Run:
             version="0.1.0",
             sampling={"temperature": 0},
         ),
-        workload=WorkloadInfo(description="mixed, 1/8 as long", sha256="5e" * 32),
+        workload=WorkloadInfo(description="mixed: as it comes, 1/8 as long", sha256="5e" * 32),
         seeds=(0,),
         points=points,
         client=ClientMachine(

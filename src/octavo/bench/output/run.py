@@ -112,10 +112,16 @@ class ClientMachine:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadInfo:
-    """description: for people. sha256: of the workload's file, so that runs can be told apart."""
+    """description: for people; up to a colon it is the name. sha256: of the workload's file: equal
+    in runs that can be compared.
+    """
 
     description: str
     sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.description.partition(": ")[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from textwrap import shorten
 from typing import Any
 
 import matplotlib as mpl
@@ -73,7 +74,9 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(title: str, subtitle: str, *, width: float, height: float) -> Figure:
-    """Inches, with a heading; `constrained` layout keeps everything inside."""
+    """Inches, with a heading, which is cut short where it would not fit."""
+    title = shorten(title, round(10 * width), placeholder=" …")
+    subtitle = shorten(subtitle, round(14 * width), placeholder=" …")
     layout = ConstrainedLayoutEngine(w_pad=0.09, h_pad=0.07, wspace=0.03)
     figure = Figure(figsize=(width, height), layout=layout)
     heading = f"{title}\n" if subtitle else title

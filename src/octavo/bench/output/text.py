@@ -70,11 +70,11 @@ def by_load(points: Sequence[Point]) -> list[Point]:
 
 
 def title(run: Run) -> str:
-    """SmolLM2 on octavo 0.1.0, mixed, 1/8 as long"""
+    """SmolLM2 on octavo 0.1.0, mixed"""
     served = run.served
     version = f" {served.version}" if served.version else ""
     engine = served.base_url if served.engine == "unknown" else f"{served.engine}{version}"
-    return printable(f"{served.model} on {engine}, {run.workload.description}")
+    return printable(f"{served.model} on {engine}, {run.workload.name}")
 
 
 def count_checks(run: Run) -> str:

@@ -138,5 +138,9 @@ def test_a_models_name_can_neither_move_the_cursor_nor_be_markup(name: str) -> N
     assert "[bold]" in lines[0] or "�lines" in lines[0]
 
 
+def test_the_title_has_the_workloads_name_alone() -> None:
+    assert screen(run_of(closed_point(1)))[0] == "SmolLM2-135M-Instruct on octavo 0.1.0, mixed"
+
+
 def test_a_run_without_points_is_shown() -> None:
     assert screen(run_of())[1] == "checks: none"
