@@ -159,10 +159,11 @@ def _price(axes: Axes, points: Sequence[Point], marks: Marks) -> None:
         if not series.loads:
             continue
         xs = [throughput[load] for load in series.loads]
-        axes.fill_between(xs, series.lows, series.highs, color=color, alpha=0.13, lw=0)
+        # No band: where throughput falls again, it would fold over itself.
+        axes.vlines(xs, series.lows, series.highs, color=color, alpha=0.25, lw=4)
         axes.plot(xs, series.values, color=color, marker="o", ms=4.5, mec=style.PAPER, mew=0.8)
         everything += [*series.lows, *series.highs]
-        end = right if xs[-1] > 0.85 * right else xs[-1]
+        end = right if xs[-1] > 0.9 * right else xs[-1]
         ends.append((end, series.values[-1], which, color))
         if which == "p50":
             everything.append(series.values[0] / 1.2)  # room for the first number
@@ -185,27 +186,29 @@ def _price(axes: Axes, points: Sequence[Point], marks: Marks) -> None:
             fontsize=8.5,
             color=style.GREEN,
         )
-    _number_points(axes, loads, 0.03 * right)
+    _number_points(axes, loads)
     style.label_lines(axes, ends)
 
 
-def _number_points(axes: Axes, points: Sequence[tuple[float, float, float]], apart: float) -> None:
+def _number_points(axes: Axes, points: Sequence[tuple[float, float, float]]) -> None:
     """Loads (x, y, load) below their points, on the right, where a curve that bends up leaves room;
-    of points nearer than `apart` only the last.
+    not where they would cover the number of a higher load. The axes' limits must be set.
     """
-    following = math.inf
+    taken: list[tuple[float, float]] = []  # as shares of the axes
     for x, y, load in reversed(points):
-        if following - x >= apart:
-            axes.annotate(
-                number(load),
-                (x, y),
-                xytext=(2, -4),
-                textcoords="offset points",
-                va="top",
-                fontsize=8,
-                color=style.MUTED,
-            )
-            following = x
+        across, up = (axes.transScale + axes.transLimits).transform((x, y))
+        if any(abs(across - a) < 0.035 and abs(up - u) < 0.04 for a, u in taken):
+            continue
+        taken.append((across, up))
+        axes.annotate(
+            number(load),
+            (x, y),
+            xytext=(4, -4),
+            textcoords="offset points",
+            va="top",
+            fontsize=8,
+            color=style.MUTED,
+        )
 
 
 def _percentiles_of(axes: Axes, points: Sequence[Point], metric: str, marks: Marks) -> None:

@@ -66,7 +66,7 @@ def _figures(results: Results, points: Sequence[Point]) -> Iterator[tuple[str, s
     loads = f"{number(points[0].offered)} to {number(points[-1].offered)} {unit}"
     if points[0].offered < points[-1].offered:
         marks = _marks(results)
-        banded = f"{subtitle}; bands: 95 % intervals; percentiles of too few values are left out"
+        banded = f"{subtitle}; bands and bars: 95 % intervals; percentiles of too few values are left out"
         yield (
             "throughput",
             f"Throughput against load and the latency that it costs, {loads}",

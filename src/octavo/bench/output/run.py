@@ -7,6 +7,7 @@ reading of the file.
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
@@ -81,7 +82,7 @@ class Served:
             forces_length=target.forces_length,
             gives_usage=target.gives_usage,
             sampling=target.sampling,
-            settings=settings or {},
+            settings={name: without_keys(value) for name, value in (settings or {}).items()},
         )
 
 
@@ -196,6 +197,9 @@ class Run:
     git_revision: str | None = field(default_factory=git_revision)
     schema_version: int = SCHEMA_VERSION
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "command", without_keys(self.command))
+
     @property
     def all_checks(self) -> tuple[Check, ...]:
         return self.checks + tuple(check for point in self.points for check in point.checks)
@@ -231,6 +235,13 @@ class Run:
             raise ConfigError(
                 f"run.json is damaged: {where}: {first['msg']}; {error.error_count()} in all"
             ) from None
+
+
+def without_keys(command: str) -> str:
+    """A command line as it may be kept and shown: what --api-key and --header give is left out."""
+    command = re.sub(r"(--api-key[= ])('[^']*'|[^\s'\"]+)", r"\1…", command)
+    command = re.sub(r"(--header[= ])'([^'=]+=)[^']*'", r"\1'\2…'", command)
+    return re.sub(r"(--header[= ])([^\s'\"=]+=)[^\s'\"]+", r"\1\2…", command)
 
 
 def none_failed(checks: Iterable[Check]) -> bool:

@@ -23,6 +23,7 @@ from octavo.bench.output.text import (
     checks_in_words,
     count_checks,
     interval,
+    load_of,
     number,
     percentile,
     plus_minus,
@@ -103,11 +104,9 @@ def _rows(points: Sequence[Point]) -> list[dict[str, str]]:
 
 def _load(point: Point, again: str, *, is_mixed: bool) -> dict[str, str]:
     """Its column: users, rate/s, or in a run that has both, load with its unit."""
-    offered = number(point.offered)
-    is_closed = point.mode == "closed"
     if is_mixed:
-        return {"load": f"{offered}{' users' if is_closed else '/s'}{again}"}
-    return {"users" if is_closed else "rate/s": offered + again}
+        return {"load": load_of(point).replace(" requests", "") + again}
+    return {"users" if point.mode == "closed" else "rate/s": number(point.offered) + again}
 
 
 def _percentiles(quantiles: Quantiles | None, *which: str, scale: float = 1.0) -> str:

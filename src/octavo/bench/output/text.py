@@ -58,10 +58,10 @@ def printable(text: str) -> str:
 
 
 def load_of(point: Point) -> str:
-    """16 users, or 4.5 requests/s."""
-    users = "user" if point.offered == 1 else "users"
-    unit = users if point.mode == "closed" else "requests/s"
-    return f"{number(point.offered)} {unit}"
+    """1 user, 16 users, or 4.5 requests/s."""
+    if point.mode == "closed":
+        return f"{number(point.offered)} user{'' if point.offered == 1 else 's'}"
+    return f"{number(point.offered)} requests/s"
 
 
 def by_load(points: Sequence[Point]) -> list[Point]:

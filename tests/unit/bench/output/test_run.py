@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,29 @@ def test_no_key_of_the_server_is_kept() -> None:
     assert served.base_url == "https://host:8000/v1"
     assert served.version == "1.2"
     assert "secret" not in json.dumps(run_of(served=served).to_json())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--api-key", "sk-secret"],
+        ["--api-key=sk-secret"],
+        ["--api-key", "a secret"],
+        ["--header", "Authorization=Bearer secret"],
+        ["--header", "X-Key=secret"],
+        ["--header=X-Key=secret"],
+        ["octavo default --api-key sk-secret"],
+    ],
+)
+def test_no_key_of_the_command_is_kept(arguments: list[str]) -> None:
+    command = shlex.join(["octavo", "bench", "serve", *arguments, "--seed", "3"])
+    assert "secret" in command
+    kept = run_of(command=command).command
+    assert "secret" not in kept
+    assert "…" in kept
+    assert kept.endswith(" --seed 3")
+    served = Served.of(Target(base_url="http://h/v1", model="m"), {"started as": command})
+    assert "secret" not in served.settings["started as"]
 
 
 def test_the_clients_machine_is_described() -> None:
