@@ -46,7 +46,7 @@ class _Series:
 
 
 def trade_off(points: Sequence[Point], marks: Marks, *, subtitle: str) -> Figure:
-    """Throughput against the load, and the latency that it costs."""
+    """Throughput, above 0 at each point, against the load, and the latency that it costs."""
     points = sorted(points, key=lambda point: point.offered)
     figure = style.new_figure("Throughput and its price", subtitle, width=9.6, height=4.3)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1))
@@ -84,10 +84,9 @@ def _scaling(axes: Axes, points: Sequence[Point], marks: Marks) -> None:
     series = _series(points, lambda point: point.output_rate)
     one = series.values[0] / series.loads[0]
     top = max(*series.highs, marks.x_max.value if marks.x_max else 0.0)
+    low = min(value for value in [*series.values, *series.lows, top] if value > 0)
     _load_axis(axes, points)
-    style.log_axis(
-        axes, "y", [min(series.lows), 1.35 * top], ticks=style.ticks_125(min(series.lows), top)
-    )
+    style.log_axis(axes, "y", [low, 1.35 * top], ticks=style.ticks_125(low, top))
     axes.autoscale(enable=False)
     left, right = axes.get_xlim()
     axes.plot([left, right], [one * left, one * right], color=style.MUTED, lw=1, ls=(0, (2, 2)))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from octavo.bench.output.load_plots import Marks
 
+_LEGEND = "bands and bars: 95 % intervals; percentiles of too few values are left out"
+
 NO_PICTURES = "no pictures: matplotlib is missing; pip install 'octavo[bench]'"
 
 
@@ -40,7 +42,7 @@ def pictures_of(results: Results) -> list[Picture]:
     """
     from octavo.bench.output.style import styled
 
-    answered = by_load([point for point in results.run.points if point.num_ok > 0])
+    answered = by_load([p for p in results.run.points if p.num_ok > 0 and p.output_rate.value > 0])
     pictures = []
     for mode, points in groupby(answered, key=lambda point: point.mode):
         with styled():
@@ -66,7 +68,7 @@ def _figures(results: Results, points: Sequence[Point]) -> Iterator[tuple[str, s
     loads = f"{number(points[0].offered)} to {number(points[-1].offered)} {unit}"
     if points[0].offered < points[-1].offered:
         marks = _marks(results)
-        banded = f"{subtitle}; bands and bars: 95 % intervals; percentiles of too few values are left out"
+        banded = f"{subtitle}; {_LEGEND}"
         yield (
             "throughput",
             f"Throughput against load and the latency that it costs, {loads}",

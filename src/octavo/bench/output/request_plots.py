@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from octavo.bench.output import style
 from octavo.bench.output.text import number
 from octavo.bench.records import RequestRecord
+from octavo.bench.window import end_ns
 
 _METRICS = (
     ("ttft", "Time to first token (ms)"),
@@ -70,8 +71,7 @@ def timeline(
     first was due. ttft_ms: of each record. steady_ns: from when to when rates count.
     """
     start = min(record.scheduled_ns for record in records)
-    end = max(record.done_ns or record.scheduled_ns for record in records)
-    seconds = max((end - start) / 1e9, 1e-3)
+    seconds = max((max(map(end_ns, records)) - start) / 1e9, 1e-3)
     figure = style.new_figure("Over time", subtitle, width=9.6, height=5.6)
     running, speed, first = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1, 1.3))
 
@@ -181,8 +181,8 @@ def _in_flight(records: Sequence[RequestRecord], start: int) -> tuple[list[float
     changes = sorted(
         change
         for record in records
-        if record.sent_ns is not None and record.done_ns is not None
-        for change in ((record.sent_ns, 1), (record.done_ns, -1))
+        if record.sent_ns is not None
+        for change in ((record.sent_ns, 1), (end_ns(record), -1))
     )
     times, counts, now = [0.0], [0], 0
     for at, step in changes:

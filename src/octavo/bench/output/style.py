@@ -111,7 +111,7 @@ def scale_for(axes: Axes, which: str, values: Sequence[float]) -> None:
 
 
 def scale_from_zero(axes: Axes, which: str, values: Sequence[float]) -> None:
-    top = 1.12 * max(values, default=1.0)
+    top = 1.12 * (max(values, default=0.0) or 1.0)
     (axes.set_xlim if which == "x" else axes.set_ylim)(0, top)
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))

@@ -26,6 +26,9 @@ def assert_is_picture(png: bytes) -> None:
     assert 15_000 < len(png) < 1_000_000
 
 
+NOTHING_TO_9 = Estimate(4.0, 0.0, 9.0)
+
+
 def finding(name: str, value: Estimate | None) -> Finding:
     return Finding(name=name, unit="", estimate=value, method="", sentence="")
 
@@ -69,7 +72,8 @@ def test_a_single_point_has_what_its_requests_show() -> None:
 def test_what_is_missing_is_left_out_of_a_picture() -> None:
     """BEN-01: no TPOT at any load; a p99 at some loads only; failed requests; nothing cancelled."""
     points = (
-        closed_point(1, metrics={"ttft": quantiles(40.0, count=20)}),
+        closed_point(1, metrics={"ttft": quantiles(40.0, count=20)}, output_rate=NOTHING_TO_9),
+        closed_point(1, seed=1, output_rate=Estimate(0.0, 0.0, 0.0)),
         closed_point(2, metrics={"ttft": quantiles(50.0)}),
         closed_point(4, num_ok=0, metrics={}),
     )
@@ -78,6 +82,8 @@ def test_what_is_missing_is_left_out_of_a_picture() -> None:
         record.failure, record.chunk_ns = Failure.TIMEOUT, []
     for record in records:
         record.num_output_tokens = 1
+    records[7].done_ns = None  # its connection was lost, long after all others had ended
+    records[7].chunk_ns.append(max(record.done_ns or 0 for record in records) + 9_000_000_000)
     results = Results(run_of(*points), {PointKey("2 users", 0): records})
     pictures = pictures_of(results)
     assert len(pictures) == 4
