@@ -28,9 +28,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
-    """How the load came. offline: all requests at once; latencies are then places in a queue, and
-    only the whole counts. closed: from `concurrency` users, each of whom sends the next request
-    when the last has ended. online: at random times (Poisson), `rate` per second.
+    """How the load came. offline: all requests at once, so that latencies are places in a queue.
+    closed: from `concurrency` users, each of whom sends the next request when the last has ended.
+    online: at random times (Poisson), `rate` per second.
     """
 
     name: Literal["offline", "closed", "online"]

@@ -22,8 +22,8 @@ def test_every_second_round_is_reversed() -> None:
 def test_a_speedup_is_found_whatever_the_metrics_direction() -> None:
     arms = {"slow": 0.01, "fast": 0.005}
     offline = compare("slow", "fast", OFFLINE, ab_blocks.blocks(arms))
-    (rate,) = offline.effects
-    assert offline.headline.metric == "output_rate"
+    rate = offline.headline
+    assert [effect.metric for effect in offline.effects] == ["output_rate", "e2e"]
     assert rate.verdict is Verdict.FASTER
     assert rate.speedup.value == pytest.approx(2.0, rel=0.05)
     assert rate.speedup.low is not None
