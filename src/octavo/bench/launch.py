@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -111,9 +112,9 @@ def started(
     """The URL of the arm's server, without /v1, once it answers; the server ends with the block.
 
     A command runs in a process group of its own, which is ended whole: by SIGTERM, and by SIGKILL
-    what is left after some seconds. All it prints goes to a file in `folder`. label: tells the
-    files of several starts apart. Raises ConfigError, with the last lines that were printed, for a
-    command that can't run, ends, or isn't ready in time.
+    what is left after some seconds; also when this process gets a SIGTERM. All that it prints goes
+    to a file in `folder`. label: tells the files of several starts apart. Raises ConfigError, with
+    the last lines that were printed, for a command that can't run, ends, or isn't ready in time.
     """
     if arm.url is not None:
         _wait_until_ready(arm, arm.url, None, None, timeout_s=min(timeout_s, 10.0))
@@ -139,11 +140,28 @@ def started(
                 f"can't start {arm.name!r}: {command[0]}: {error.strerror}; check the command"
             ) from None
     try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_until_ready(arm, url, process, log, timeout_s=timeout_s)
-        yield url
+        with _exiting_on_sigterm():
+            url = f"http://127.0.0.1:{port}"
+            _wait_until_ready(arm, url, process, log, timeout_s=timeout_s)
+            yield url
     finally:
         _end(process)
+
+
+@contextmanager
+def _exiting_on_sigterm() -> Iterator[None]:
+    """Unless somebody handles it already, SIGTERM raises SystemExit, which blocks are left by; by
+    default the process would end at once and what it started would run on.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _wait_until_ready(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -99,6 +100,21 @@ def test_an_interrupted_block_ends_its_server(tmp_path: Path) -> None:
     child = tmp_path / "child"
     with pytest.raises(KeyboardInterrupt), started(stub("--child", str(child)), tmp_path):
         raise KeyboardInterrupt
+    wait_until(lambda: not is_alive(int(child.read_text())), 10)
+
+
+def test_sigterm_ends_the_server_too(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    arm = stub("--child", str(child))
+    code = (
+        "import sys, time; from pathlib import Path; from octavo.bench.launch import *\n"
+        "with started(parse_arm(sys.argv[1]), Path(sys.argv[2])): time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, f"stub={arm.text}", str(tmp_path)]
+    with subprocess.Popen(command) as process:
+        wait_until(lambda: child.exists() and child.read_text() != "", 60)
+        process.terminate()
+        assert process.wait(30) == 128 + 15
     wait_until(lambda: not is_alive(int(child.read_text())), 10)
 
 

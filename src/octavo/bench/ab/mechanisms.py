@@ -25,7 +25,6 @@ class Mechanism:
 
 
 _MECHANISMS = (
-    Mechanism(name="steps", label="steps", meaning="Forwards of the model."),
     Mechanism(
         name="mean_batch",
         label="batch",
@@ -34,7 +33,7 @@ _MECHANISMS = (
     ),
     Mechanism(
         name="slot_efficiency",
-        label="slots used",
+        label="slots",
         meaning="Of the slots that no other sequence could have, those that were computed for.",
         is_share=True,
     ),
@@ -46,14 +45,14 @@ _MECHANISMS = (
     ),
     Mechanism(
         name="kv_fill",
-        label="KV filled",
+        label="KV fill",
         meaning="Of the KV memory that sequences hold, the part with tokens in it.",
         is_share=True,
     ),
     Mechanism(
-        name="kv_usage_mean",
-        label="KV in use",
-        meaning="Of all KV memory, what sequences hold; the mean of samples.",
+        name="shim_share",
+        label="shim",
+        meaning="Of a baseline's time in `generate`, what its HTTP server took besides.",
         is_share=True,
     ),
     Mechanism(
@@ -74,11 +73,12 @@ _MECHANISMS = (
         is_share=True,
     ),
     Mechanism(
-        name="shim_share",
-        label="HTTP shim",
-        meaning="Of a baseline's time in `generate`, what its HTTP server took besides.",
+        name="kv_usage_mean",
+        label="KV in use",
+        meaning="Of all KV memory, what sequences hold; the mean of samples.",
         is_share=True,
     ),
+    Mechanism(name="steps", label="steps", meaning="Forwards of the model."),
 )
 
 MECHANISMS: Mapping[str, Mechanism] = {one.name: one for one in _MECHANISMS}

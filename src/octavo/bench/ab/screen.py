@@ -21,9 +21,9 @@ from octavo.bench.points import Estimate
 MOST_LINES = 20
 WIDTH = 100
 
-_MOST_MECHANISMS = 4
 _LONGEST_NAME = 24
-_LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+_SMALL = 0.02
+"""Arms differ if they do by more than this share."""
 
 
 def ab_lines(title: str, result: AbResult, *, folder: str = "") -> list[str]:
@@ -54,19 +54,38 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _table(result: AbResult, regime: Regime) -> list[str]:
+    """A line for each arm; as many mechanisms as fit, first those in which arms differ."""
     arms = [arm for arm in result.arms if arm.regime == regime.name]
     versus = {c.candidate: c for c in result.comparisons if c.regime == regime.name}
-    shown = [name for name in MECHANISMS if any(name in arm.mechanisms for arm in arms)]
-    shown = shown[:_MOST_MECHANISMS]
-    rows = [_row(arm, regime, shown, versus.get(arm.name)) for arm in arms]
-    columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
+    known = [name for name in MECHANISMS if any(name in arm.mechanisms for arm in arms)]
+    known.sort(key=lambda name: not _differs([arm.mechanisms.get(name) for arm in arms]))
+    lines: list[str] = []
+    for count in range(len(known) + 1):
+        shown = [name for name in MECHANISMS if name in known[:count]]
+        wider = _aligned([_row(arm, regime, shown, versus.get(arm.name)) for arm in arms])
+        if lines and max(map(len, wider)) > WIDTH:
+            break
+        lines = wider
+    return [regime.label, *lines]
+
+
+def _differs(values: Sequence[float | None]) -> bool:
+    known = [value for value in values if value is not None]
+    return len(known) < len(values) or max(known) - min(known) > _SMALL * max(map(abs, known))
+
+
+def _aligned(rows: Sequence[dict[str, str]]) -> list[str]:
+    """Columns that are empty in all rows are left out."""
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
     cells = [columns, *([row[name] for name in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for line in cells:
-        first, *others = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        lines.append("  ".join([first.strip().ljust(widths[0]), *others]).rstrip())
-    return [regime.label, *lines]
+    return [
+        "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
 
 
 def _row(
@@ -78,7 +97,7 @@ def _row(
     if regime.name == "offline":
         row["all in s"] = number(arm.makespan_s.value)
     else:
-        ttft, tpot, e2e = (arm.metrics.get(name) for name in _LATENCIES)
+        ttft, tpot, e2e = (arm.metrics.get(name) for name in ("ttft", "tpot", "e2e"))
         row["TTFT ms p50/p90"] = f"{percentile(ttft, 'p50')}/{percentile(ttft, 'p90')}"
         row["TPOT ms"] = percentile(tpot, "p50")
         row["E2E s"] = percentile(e2e, "p50", scale=1e-3)
