@@ -54,8 +54,8 @@ def parse_arm(text: str) -> Arm:
     """An arm from `[NAME=]SERVER`. SERVER is a URL; `octavo` with flags of `octavo serve`;
     `hf-naive` or `hf-static` with options of theirs; or any command that has {port} in it.
 
-    Words are split as a shell would, but no shell runs: `sh -c "..."` and `env VAR=x ...` are
-    commands, too. Raises ConfigError.
+    Words are split as a shell would, and ~ is a home, but no shell runs: `sh -c "..."` and
+    `env VAR=x ...` are commands, too. Raises ConfigError.
     """
     text = text.strip()
     name = None
@@ -121,7 +121,7 @@ def started(
         yield arm.url
         return
     port = free_port()
-    command = [word.replace(_PORT, str(port)) for word in arm.command]
+    command = [os.path.expanduser(word).replace(_PORT, str(port)) for word in arm.command]
     folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^\w.-]+", "_", arm.name)[:60]
     log = folder / (f"{stem}.{label}.log" if label else f"{stem}.log")

@@ -134,7 +134,12 @@ def ab(
     watch = Watch(on_start=on_start, on_block=lambda block: append_block(folder, block))
     tools = tools_for(load, tokenizer=tokenizer, max_len=max_len)
     result = run_experiment(plan, tools, folder / "logs", watch)
-    values = ab_json(title, shlex.join(["octavo", *sys.argv[1:]]), result)
+    values = ab_json(
+        result,
+        title=title,
+        command=shlex.join(["octavo", *sys.argv[1:]]),
+        workload=load.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+    )
     write_result(folder, values)
     if can_draw():
         draw(folder, title, result)

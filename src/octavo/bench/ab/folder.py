@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import octavo
 from octavo.bench.ab.design import Block
 from octavo.bench.ab.results import AbResult, Comparison, metric_label
 from octavo.bench.output.folder import PointKey, append_requests
 from octavo.bench.output.plots import png_of
+from octavo.bench.output.run import ClientMachine, git_revision
 
 if TYPE_CHECKING:
     from octavo.bench.output.comparison_plots import Ratio
 
 RESULT = "ab.json"
+SCHEMA_VERSION = 1
+"""Goes up when a reader of an older version would misread the file."""
 
 
 def append_block(folder: Path, block: Block) -> None:
@@ -24,12 +30,26 @@ def append_block(folder: Path, block: Block) -> None:
     append_requests(folder, key, block.run.records)
 
 
-def ab_json(title: str, command: str, result: AbResult) -> dict[str, Any]:
-    """Plain values. Headers of targets are left out: they may hold keys."""
+def ab_json(
+    result: AbResult, *, title: str, command: str, workload: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Plain values, with where and how they were measured. Headers of targets are left out: they
+    may hold keys.
+    """
     values = asdict(result)
     for arm in values["arms"]:
         del arm["target"]["headers"]
-    return {"schema_version": 1, "title": title, "command": command, **values}
+    head = {
+        "schema_version": SCHEMA_VERSION,
+        "octavo_version": octavo.__version__,
+        "git_revision": git_revision(),
+        "ended_at": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "title": title,
+        "command": command,
+        "client": asdict(ClientMachine.here()),
+        "workload": workload,
+    }
+    return {**head, **values}
 
 
 def write_result(folder: Path, values: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 
 from octavo.bench.ab.mechanisms import MECHANISMS
@@ -56,7 +57,10 @@ def _wrapped(text: str) -> list[str]:
 def _table(result: AbResult, regime: Regime) -> list[str]:
     """A line for each arm; as many mechanisms as fit, first those in which arms differ."""
     arms = [arm for arm in result.arms if arm.regime == regime.name]
-    versus = {c.candidate: c for c in result.comparisons if c.regime == regime.name}
+    own = [each for each in result.comparisons if each.regime == regime.name]
+    # A candidate with several baselines has its speed-ups below.
+    counts = Counter(each.candidate for each in own)
+    versus = {each.candidate: each for each in own if counts[each.candidate] == 1}
     known = [name for name in MECHANISMS if any(name in arm.mechanisms for arm in arms)]
     known.sort(key=lambda name: not _differs([arm.mechanisms.get(name) for arm in arms]))
     lines: list[str] = []
@@ -121,7 +125,7 @@ def _more_on(comparison: Comparison) -> list[str]:
     if not comparison.effects:
         return [f"{names}: nothing to compare, as no request succeeded in both"]
     head, *others = comparison.effects
-    parts = [f"{metric_label(head.metric)}: {head.verdict}"]
+    parts = [f"{metric_label(head.metric)} {_times(head.speedup)}, {head.verdict}"]
     if head.verdict is Verdict.NO_DIFFERENCE and head.more_rounds is not None:
         parts[0] += (
             f" (about {head.more_rounds} more rounds would show 5 %)"

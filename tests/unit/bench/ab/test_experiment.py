@@ -114,10 +114,12 @@ def test_a_screen_has_20_lines_at_most(played: tuple[SimulatedTools, AbResult, P
 
 def test_what_was_found_is_kept_in_files(played: tuple[SimulatedTools, AbResult, Path]) -> None:
     _, result, folder = played
-    values = files.ab_json("a title", "octavo ab", result)
+    values = files.ab_json(result, title="a title", command="octavo ab", workload={"name": "w"})
     files.write_result(folder, values)
     read = json.loads((folder / "ab.json").read_text())
     assert read["comparisons"][0]["effects"][0]["verdict"] == "faster"
+    assert read["octavo_version"]
+    assert read["workload"] == {"name": "w"}
     assert "headers" not in read["arms"][0]["target"]
     requests = (folder / "requests.jsonl").read_text().splitlines()
     assert len(requests) == 2 * 2 * 3 * 12
