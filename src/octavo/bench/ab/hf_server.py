@@ -28,7 +28,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from octavo.bench.ab.hf_models import VALUE_BYTES, BatchCounts, HuggingFaceModel, NewToken, Row
-from octavo.config import nearest, parse_number
+from octavo.bench.ab.hf_requests import json_object, read_request
+from octavo.config import parse_number
 from octavo.core.errors import ConfigError, OctavoError, RequestError
 from octavo.core.request import FinishReason
 from octavo.logs import log_to_stderr
@@ -39,18 +40,6 @@ logger = logging.getLogger(__name__)
 DEFAULT_BATCH_SIZE = 16
 _GATHER_SECONDS = 0.05
 """A batch waits so long for others: requests that are sent at once come one after another."""
-
-_FIELDS = (
-    "model",
-    "prompt",
-    "max_tokens",
-    "min_tokens",
-    "ignore_eos",
-    "temperature",
-    "stream",
-    "stream_options",
-    "seed",  # changes nothing: the likeliest token is always taken
-)
 
 
 class Batcher:
@@ -137,7 +126,7 @@ def create_app(model: HuggingFaceModel, name: str, batch_size: int) -> Starlette
             await task
 
     async def completions(request: Request) -> Response:
-        fields = _checked(await request.body(), model)
+        fields = read_request(await request.body(), model)
         tokens: asyncio.Queue[NewToken] = asyncio.Queue()
         row = Row(
             prompt=fields["prompt"],
@@ -174,7 +163,7 @@ def create_app(model: HuggingFaceModel, name: str, batch_size: int) -> Starlette
         return JSONResponse({"object": "list", "data": [card]})
 
     async def tokenize(request: Request) -> Response:
-        body = _json_object(await request.body())
+        body = json_object(await request.body())
         if not isinstance(body.get("prompt"), str):
             raise RequestError("prompt must be a text", param="prompt")
         token_ids = model.tokenizer.encode(body["prompt"])
@@ -258,67 +247,6 @@ def _usage(row: Row) -> dict[str, int]:
         "completion_tokens": row.num_tokens,
         "total_tokens": len(row.prompt) + row.num_tokens,
     }
-
-
-def _checked(body: bytes, model: HuggingFaceModel) -> dict[str, Any]:
-    """The request's fields with defaults, the prompt as token ids. Raises RequestError."""
-    fields = _json_object(body)
-    for name in fields:
-        if name not in _FIELDS:
-            raise RequestError(
-                f"this baseline does not have the field {name!r}{nearest(name, list(_FIELDS))}; "
-                "leave it out",
-                param=name,
-            )
-    if fields.get("temperature") not in (None, 0):
-        raise RequestError(
-            f"temperature must be 0, got {fields['temperature']}: this baseline always takes the "
-            "likeliest token",
-            param="temperature",
-        )
-    prompt = fields.get("prompt")
-    if isinstance(prompt, str):
-        prompt = model.tokenizer.encode(prompt)
-    ids = range(model.vocab_size)
-    if not (
-        isinstance(prompt, list) and prompt and all(type(i) is int and i in ids for i in prompt)
-    ):
-        raise RequestError(
-            f"prompt must be a text or a list of token ids from 0 to {model.vocab_size - 1}",
-            param="prompt",
-        )
-    max_tokens = _count(fields, "max_tokens", 16, low=1)
-    if len(prompt) + max_tokens > model.max_model_len:
-        raise RequestError(
-            f"{len(prompt)} prompt tokens and {max_tokens} output tokens are more than the "
-            f"{model.max_model_len} of the context; lower max_tokens",
-            param="max_tokens",
-        )
-    return {
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "min_tokens": _count(fields, "min_tokens", 0, low=0),
-        "ignore_eos": bool(fields.get("ignore_eos")),
-        "stream": bool(fields.get("stream")),
-        "stream_options": fields.get("stream_options") or {},
-    }
-
-
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(body)
-    except ValueError:
-        raise RequestError("the body must be JSON") from None
-    if not isinstance(value, dict):
-        raise RequestError("the body must be a JSON object")
-    return value
-
-
-def _count(fields: Mapping[str, Any], name: str, default: int, *, low: int) -> int:
-    value = default if fields.get(name) is None else fields[name]
-    if type(value) is not int or value < low:
-        raise RequestError(f"{name} must be a whole number from {low}, got {value!r}", param=name)
-    return value
 
 
 def _exposition(batcher: Batcher) -> str:
