@@ -26,7 +26,7 @@ from octavo.bench.workloads.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a measurement gave beside its folder. notes: for the user."""
+    """What a measurement gave beside its folder. notes: of the folder, for the user."""
 
     run: Run
     target: Target
@@ -70,6 +70,7 @@ async def measure(
         checks=(*session.checks, *played.checks),
         points=tuple(played.points),
         findings=tuple(played.findings),
+        notes=tuple(session.notes),
     )
     records = {
         PointKey(each.point.label, each.point.seed): each.records for each in played.point_runs
@@ -79,7 +80,7 @@ async def measure(
         run=run,
         target=session.target,
         point_runs=played.point_runs,
-        notes=[*session.notes, *notes],
+        notes=notes,
     )
 
 
