@@ -7,6 +7,7 @@ from typing import Any
 
 from octavo.bench.load.plan import ClientLoad, LoadPoint, PointRun
 from octavo.bench.records import RequestRecord, TokenSource
+from octavo.bench.workloads.request import PlannedRequest
 
 
 def record(
@@ -51,11 +52,25 @@ def run_of(
     num_workers: int = 1,
     lag_p99_ms: float = 0.5,
     loop_lag_p99_ms: float = 0.5,
+    shared_len: int = 0,
     **others: Any,
 ) -> PointRun:
-    """What a client that is fast enough would hand over."""
+    """What a client that is fast enough would hand over. shared_len: of each prompt."""
+    requests = [
+        PlannedRequest(
+            index=record.index,
+            class_name=record.class_name,
+            prompt="",
+            prompt_len=record.prompt_len,
+            max_tokens=record.max_tokens,
+            shared_len=shared_len,
+        )
+        for record in records
+    ]
     return PointRun(
-        point=LoadPoint(label="test", requests=(), concurrency=concurrency, rate=rate, seed=7),
+        point=LoadPoint(
+            label="test", requests=requests, concurrency=concurrency, rate=rate, seed=7
+        ),
         start_ns=0,
         end_ns=max((record.done_ns or 0) for record in records),
         records=records,

@@ -16,6 +16,7 @@ from octavo.bench.points import Check, CheckStatus, Estimate, Point
 from octavo.bench.records import Failure, RequestRecord, TokenSource
 from octavo.bench.statistics import is_rising
 from octavo.bench.window import Window, in_flight, steady_window
+from octavo.bench.workloads.prefix_cache import CacheHits, cache_hits
 from octavo.machine import usable_cpus
 
 PASS, WARN, FAIL = CheckStatus.PASS, CheckStatus.WARN, CheckStatus.FAIL
@@ -41,15 +42,13 @@ class Evidence:
     """What gates need beside a run; None where it isn't known.
 
     client_chunks_per_s: that this client, all workers together, could take from a server that does
-    nothing. count_tokens: of a text, by the model's tokenizer. shared_prefix: the share of prompt
-    tokens that the workload repeats on purpose. may_overload: the load is meant to go beyond what
-    the server can do, as in a search for its capacity; requests that pile up or are turned away are
-    then a finding. num_cpus: of the client's machine.
+    nothing. count_tokens: of a text, by the model's tokenizer. may_overload: the load is meant to
+    go beyond what the server can do, as in a search for its capacity; requests that pile up or are
+    turned away are then a finding. num_cpus: of the client's machine.
     """
 
     client_chunks_per_s: float | None = None
     count_tokens: Callable[[str], int] | None = None
-    shared_prefix: float | None = 0.0
     may_overload: bool = False
     num_cpus: int = field(default_factory=usable_cpus)
 
@@ -68,7 +67,7 @@ def check_point(run: PointRun, point: Point, evidence: Evidence) -> tuple[Check,
         output_length(succeeded),
         prompt_length(succeeded),
         chunks_per_token(point),
-        prefix_cache(point, evidence.shared_prefix),
+        prefix_cache(cache_hits(run.point.requests, run.records, _hit_rate(point))),
         sample_size(point),
     ]
     return tuple(check for check in found if check is not None)
@@ -335,19 +334,15 @@ def chunks_per_token(point: Point) -> Check | None:
     )
 
 
-def prefix_cache(point: Point, shared_prefix: float | None) -> Check | None:
+def prefix_cache(hits: CacheHits | None) -> Check | None:
     """Prompts were answered from the prefix cache as far as the workload means them to be."""
-    hits = None
-    if point.num_cached_tokens is not None and point.num_prompt_tokens:
-        hits = point.num_cached_tokens / point.num_prompt_tokens
-    hits = point.server.get("prefix_hit_rate", hits)
-    if hits is None or shared_prefix is None:
+    if hits is None:
         return None
-    status = _graded(hits - shared_prefix, _HITS_WARN, _HITS_FAIL)
+    status = _graded(hits.unintended, _HITS_WARN, _HITS_FAIL)
     if status is not PASS:
-        why = "More of the prompts was cached than this workload repeats: an earlier run or a chat "
-        why += "template left it there, and prefill looks too fast. Change the seed."
-    elif hits < shared_prefix / 2:
+        why = "The server knew prompts that this workload does not repeat, from an earlier run or "
+        why += "another client, and prefill looks too fast. Restart the server or empty its cache."
+    elif hits.achieved < hits.intended / 2:
         status = WARN
         why = "Less than half of what prompts share was found in the prefix cache: it is off, or "
         why += "too small."
@@ -356,8 +351,9 @@ def prefix_cache(point: Point, shared_prefix: float | None) -> Check | None:
     return Check(
         id="prefix_cache",
         status=status,
-        value=f"{hits:.1%} of prompt tokens cached, {shared_prefix:.1%} meant",
-        limit=f"at most {_HITS_WARN:.0%} more (fails at {_HITS_FAIL:.0%})",
+        value=f"{hits.achieved:.1%} of prompt tokens cached, {hits.intended:.1%} meant, "
+        f"{hits.unintended:.1%} neither meant nor a chat template's",
+        limit=f"at most {_HITS_WARN:.0%} of these (fails at {_HITS_FAIL:.0%})",
         why=why,
     )
 
@@ -418,6 +414,11 @@ def _overlap(one: Estimate, other: Estimate) -> bool:
     if one.low is None or one.high is None or other.low is None or other.high is None:
         return True
     return one.low <= other.high and other.low <= one.high
+
+
+def _hit_rate(point: Point) -> float | None:
+    """By the server's counters."""
+    return point.server.get("prefix_hit_rate")
 
 
 def _graded(deviation: float, warn: float, fail: float) -> CheckStatus:

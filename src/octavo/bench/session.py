@@ -28,7 +28,7 @@ from octavo.bench.slo import Slo
 from octavo.bench.summary import summarize
 from octavo.bench.workloads.prefix_cache import cache_probe
 from octavo.bench.workloads.replay import FileWorkload
-from octavo.bench.workloads.request import PlannedRequest
+from octavo.bench.workloads.request import PlannedRequest, clipping
 from octavo.bench.workloads.tokenizing import encoder_named, vocabulary_of
 from octavo.bench.workloads.vocabulary import Encode, Vocabulary
 from octavo.bench.workloads.workload import Workload
@@ -96,6 +96,8 @@ class Session:
         self._vocabulary = vocabulary
         self._encode = count_tokens
         self._folder = folder
+        # A server that was measured before knows the prompts of then.
+        self._name = str(time.time_ns())
         self._progress = progress
         self._client: SelfTest | None = None
         self._seconds_per_request = math.nan  # of a lone user
@@ -129,9 +131,7 @@ class Session:
         append_requests(self._folder, PointKey(point.label, point.seed), run.records)
         if not run.records or all(record.sent_ns is None for record in run.records):
             raise ConfigError(f"{point.label} was stopped before its first request")
-        figures = summarize(
-            run, self.settings.slo, self._evidence(requests, spec, run.client.num_workers)
-        )
+        figures = summarize(run, self.settings.slo, self._evidence(spec, run.client.num_workers))
         self.points.append(figures)
         return run, figures
 
@@ -173,7 +173,7 @@ class Session:
             "vocabulary": self._vocabulary,
             "api": self.target.api,
             "rate": None if self._has_file_times else spec.rate,
-            "nonce": nonce,
+            "nonce": f"{self._name} {nonce}",
             "max_model_len": self.target.max_model_len,
             "takes_token_ids": self.target.takes_token_ids,
         }
@@ -186,12 +186,8 @@ class Session:
             planned = replay.requests
             dropped = [f"{count} requests left out: {why}" for why, count in replay.dropped.items()]
             self._note(*dropped, *replay.notes)
-        clipped = sum(request.clipped_len > 0 for request in planned)
-        if clipped:
-            self._note(
-                f"{clipped} of {len(planned)} requests were shortened to fit the context of "
-                f"{self.target.max_model_len} tokens; use a smaller --scale"
-            )
+        if shortened := clipping(planned):
+            self._note(shortened)
         return planned
 
     async def _play(
@@ -226,14 +222,11 @@ class Session:
         """When its processes do nothing else: the self-test's figure is half of that."""
         return None if self._client is None else 2 * self._client.most_chunks_per_s * num_workers
 
-    def _evidence(
-        self, requests: Sequence[PlannedRequest], spec: LoadSpec, num_workers: int
-    ) -> Evidence:
+    def _evidence(self, spec: LoadSpec, num_workers: int) -> Evidence:
         encode = self._encode
         return Evidence(
             client_chunks_per_s=self._most_client_chunks_per_s(num_workers),
             count_tokens=None if encode is None else lambda text: len(encode(text)),
-            shared_prefix=sum(r.shared_len for r in requests) / sum(r.prompt_len for r in requests),
             may_overload=spec.may_overload,
         )
 
@@ -285,7 +278,7 @@ class Session:
             count=1,
             vocabulary=self._vocabulary,
             api=self.target.api,
-            nonce="prefix probe",
+            nonce=f"{self._name} prefix probe",
             takes_token_ids=self.target.takes_token_ids,
         )
         records = []

@@ -260,16 +260,33 @@ def test_chunks_that_are_not_tokens_are_worth_a_warning() -> None:
 
 
 def test_prompts_must_not_be_known_beforehand() -> None:
-    def cached(num_tokens: int) -> PointRun:
-        return usual_run(usual(num_prompt_tokens=100, num_cached_tokens=num_tokens))
+    def cached(num_tokens: int, shared_len: int = 0) -> CheckStatus | None:
+        records = usual(prompt_len=100, num_prompt_tokens=100, num_cached_tokens=num_tokens)
+        return status(usual_run(records, shared_len=shared_len), "prefix_cache")
 
     assert status(usual_run(), "prefix_cache") is None
-    assert status(cached(4), "prefix_cache") is PASS
-    assert status(cached(16), "prefix_cache") is WARN
-    assert status(cached(50), "prefix_cache") is FAIL
-    assert status(cached(50), "prefix_cache", shared_prefix=0.5) is PASS
-    assert status(cached(10), "prefix_cache", shared_prefix=0.5) is WARN
-    assert status(cached(50), "prefix_cache", shared_prefix=None) is None
+    assert cached(4) is PASS
+    assert cached(16) is WARN
+    assert cached(50) is FAIL
+    assert cached(50, shared_len=50) is PASS
+    assert cached(10, shared_len=50) is WARN
+
+
+def test_what_a_chat_template_adds_may_be_cached() -> None:
+    records = usual(prompt_len=64, num_prompt_tokens=94, num_cached_tokens=25)
+    assert status(usual_run(records), "prefix_cache") is PASS
+
+
+def test_a_server_that_only_counts_hits_is_judged_by_them() -> None:
+    def counted(hits: float) -> CheckStatus | None:
+        names = ("prefix_cache_queries_total", "prefix_cache_hits_total")
+        before, after = dict.fromkeys(names, 0.0), dict(zip(names, (1000.0, hits), strict=True))
+        records = usual(prompt_len=100, num_prompt_tokens=100)
+        run = usual_run(records, counters_before=before, counters_after=after)
+        return status(run, "prefix_cache")
+
+    assert counted(0.0) is PASS
+    assert counted(500.0) is FAIL
 
 
 def test_a_sample_must_carry_its_tail() -> None:

@@ -42,13 +42,8 @@ def tools_for(
 
 def _summarized(run: PointRun) -> Point:
     """With the gates' limits: offline, more than the server can do at once is what was meant."""
-    requests = run.point.requests
-    shared = sum(request.shared_len for request in requests)
-    evidence = Evidence(
-        shared_prefix=shared / sum(request.prompt_len for request in requests),
-        may_overload=run.point.concurrency == len(requests),
-    )
-    return summarize(run, None, evidence)
+    is_offline = run.point.concurrency == len(run.point.requests)
+    return summarize(run, None, Evidence(may_overload=is_offline))
 
 
 def _prepare(

@@ -8,46 +8,66 @@ from dataclasses import dataclass
 from octavo.bench.records import RequestRecord
 from octavo.bench.workloads.request import PlannedRequest
 
+_CHANCE_TOKENS = 4
+"""Of two prompts that share nothing, the first few can agree: a chat's first word, a digit or two
+of their numbers.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CacheHits:
-    """Prompt tokens of the requests for which the server says what it had cached, as shares of
-    theirs. intended: that earlier requests of the same load point had, which a cache without limit
-    finds unless they come at the same time. achieved: that the server had. unintended: that it had
-    beyond what was meant to be shared, request by request: the cache knows these prompts from
-    elsewhere.
+    """Shares of the prompt tokens of one load point. intended: that earlier requests of it have,
+    too; a cache without limit finds them unless they come at the same time. achieved: that the
+    server had cached. unintended: that it had beyond what was meant to be shared and what a chat
+    template puts before each prompt: the cache knows these prompts from elsewhere.
     """
 
-    num_requests: int
     intended: float
     achieved: float
     unintended: float
 
 
 def cache_hits(
-    requests: Sequence[PlannedRequest], records: Sequence[RequestRecord], slack_tokens: int = 32
+    requests: Sequence[PlannedRequest],
+    records: Sequence[RequestRecord],
+    hit_rate: float | None = None,
 ) -> CacheHits | None:
-    """Of the requests of one load point; None if the server never says what it had cached.
-
-    slack_tokens: of each prompt, what any two have in common: BOS, the beginning of a chat
-    template, and the first words of a prompt's number where they agree by chance.
+    """hit_rate: by the server's counters over all requests; taken where it doesn't say what it had
+    of each. None if it says neither.
     """
     by_index = {request.index: request for request in requests}
-    told = [
-        (by_index[record.index], record.num_cached_tokens, record.num_prompt_tokens)
-        for record in records
-        if record.num_cached_tokens is not None and record.index in by_index
-    ]
-    total = sum(num_prompt or request.prompt_len for request, _, num_prompt in told)
-    if not total:
+    pairs = [(by_index[r.index], r) for r in records if r.is_ok and r.index in by_index]
+    told = [(p, r, r.num_cached_tokens) for p, r in pairs if r.num_cached_tokens is not None]
+    if told:
+        total = sum(_prompt_tokens(record) for _, record, _ in told)
+        beyond = [
+            max(0, cached - request.shared_len - _template_tokens(record) - _CHANCE_TOKENS)
+            for request, record, cached in told
+        ]
+        return CacheHits(
+            intended=sum(request.shared_len for request, _, _ in told) / total,
+            achieved=sum(cached for _, _, cached in told) / total,
+            unintended=sum(beyond) / total,
+        )
+    if not pairs or hit_rate is None:
         return None
-    beyond = [max(0, cached - request.shared_len - slack_tokens) for request, cached, _ in told]
+    total = sum(_prompt_tokens(record) for _, record in pairs)
+    intended = sum(request.shared_len for request, _ in pairs) / total
+    template = sum(_template_tokens(record) for _, record in pairs) / total
     return CacheHits(
-        num_requests=len(told),
-        intended=sum(request.shared_len for request, _, _ in told) / total,
-        achieved=sum(cached for _, cached, _ in told) / total,
-        unintended=sum(beyond) / total,
+        intended=intended,
+        achieved=hit_rate,
+        unintended=max(0.0, hit_rate - intended - template),
     )
+
+
+def _prompt_tokens(record: RequestRecord) -> int:
+    return record.num_prompt_tokens or record.prompt_len
+
+
+def _template_tokens(record: RequestRecord) -> int:
+    """What the server counted beyond the plan."""
+    return max(0, _prompt_tokens(record) - record.prompt_len)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from octavo.bench.workloads.arrivals import Gamma, arrival_times
@@ -80,33 +81,38 @@ class FileWorkload:
         )
         if max_model_len is not None and api == "chat":
             max_model_len = max(2, max_model_len - vocabulary.chat_overhead)
-        dropped: Dropped = Dropped()
+        dropped = Dropped()
+        notes: list[str] = []
         planner = _Planner(self, writer, api, max_model_len, dropped)
+        rows = self._rows(dropped)
+        if time_scale is None:
+            rows = (replace(row, time_s=None) for row in rows)
+        else:
+            rows = iter(_by_arrival(self.path, list(islice(rows, count)), time_scale, seed, notes))
         planned: list[PlannedRequest] = []
-        times: list[float | None] = []
-        for row in read_rows(self.path, self.kind, dropped):
+        for row in rows:
             request = planner.request(row, len(planned))
             if request is not None:
                 planned.append(request)
-                times.append(row.time_s)
                 if len(planned) == count:
                     break
         if not planned:
             raise ConfigError(f"{self.path} has no request that can be sent: {dict(dropped)}")
-        notes: list[str] = []
-        if time_scale is not None:
-            planned = _at_file_times(self.path, planned, times, time_scale, seed, notes)
-        elif rate is not None:
-            arrivals = arrival_times(
-                Gamma(burstiness=burstiness),
-                rate=rate,
-                count=len(planned),
-                seed=f"{seed}\0arrivals",
-            )
-            planned = [replace(p, arrival_s=t) for p, t in zip(planned, arrivals, strict=True)]
+        if rate is not None:
+            arrivals = Gamma(burstiness=burstiness)
+            times = arrival_times(arrivals, rate=rate, count=len(planned), seed=f"{seed}\0arrivals")
+            planned = [replace(p, arrival_s=t) for p, t in zip(planned, times, strict=True)]
         if len(planned) < count:
             notes.append(f"{self.path.name} has {len(planned)} requests of the {count} asked for")
         return Replay(requests=planned, dropped=dict(dropped), notes=notes)
+
+    def _rows(self, dropped: Dropped) -> Iterator[Row]:
+        """Those that ask for something."""
+        for row in read_rows(self.path, self.kind, dropped):
+            if row.text is None and not (row.input_len and row.output_len):
+                dropped["no input or no output tokens"] += 1
+            else:
+                yield row
 
 
 class _Planner:
@@ -132,15 +138,10 @@ class _Planner:
         """None if the row is dropped."""
         if row.text is not None:
             return self._of_text(row, row.text, index)
-        if not row.input_len or not row.output_len:
-            self._dropped["no input or no output tokens"] += 1
-            return None
         num_special = self._writer.num_special
-        input_len, output_len = (
-            max(1, round(self._workload.scale * length))
-            for length in (row.input_len, row.output_len)
-        )
-        input_len = max(input_len, num_special + 1)
+        scale = self._workload.scale
+        input_len = max(num_special + 1, round(scale * (row.input_len or 0)))
+        output_len = max(1, round(scale * (row.output_len or 0)))
         prompt_len, max_tokens = clipped_to_fit(
             input_len, output_len, self._max_model_len, least_prompt_len=num_special + 1
         )
@@ -151,6 +152,7 @@ class _Planner:
             prompt=self._writer.prompt([], words),
             prompt_len=prompt_len,
             max_tokens=max_tokens,
+            arrival_s=row.time_s,
             shared_len=shared_len,
             clipped_len=input_len - prompt_len + output_len - max_tokens,
         )
@@ -214,32 +216,24 @@ class _Planner:
         )
 
 
-def _at_file_times(
-    path: Path,
-    planned: list[PlannedRequest],
-    times: list[float | None],
-    time_scale: float,
-    seed: int,
-    notes: list[str],
-) -> list[PlannedRequest]:
+def _by_arrival(
+    path: Path, rows: Sequence[Row], time_scale: float, seed: int, notes: list[str]
+) -> list[Row]:
     """In the order of their times, which begin at zero."""
-    known = [time for time in times if time is not None]
-    if len(known) < len(times):
-        raise ConfigError(f"{path} has no times of arrival; give a rate or a concurrency instead")
     if not (math.isfinite(time_scale) and time_scale > 0):
         raise ConfigError(f"the time scale is {time_scale:g}; it must be a number above 0")
-    start = min(known)
+    known = [row.time_s for row in rows if row.time_s is not None]
+    if len(known) < len(rows):
+        raise ConfigError(f"{path} has no times of arrival; give a rate or a concurrency instead")
+    start = min(known, default=0.0)
     offsets = [time - start for time in known]
     grid_s = _grid_ms(offsets) / 1000
     if grid_s:
         rng = random.Random(f"{seed}\0grid")
         offsets = [offset + grid_s * rng.random() for offset in offsets]
         notes.append(f"times of a grid of {grid_s:g} s were moved within their cells")
-    order = sorted(range(len(planned)), key=offsets.__getitem__)
-    return [
-        replace(planned[i], index=index, arrival_s=offsets[i] * time_scale)
-        for index, i in enumerate(order)
-    ]
+    timed = sorted(zip(offsets, rows, strict=True), key=lambda pair: pair[0])
+    return [replace(row, time_s=time_scale * offset) for offset, row in timed]
 
 
 def _grid_ms(offsets_s: Sequence[float]) -> int:

@@ -52,5 +52,5 @@ def clipping(requests: Sequence[PlannedRequest]) -> str | None:
     planned = taken + sum(request.prompt_len + request.max_tokens for request in requests)
     return (
         f"{len(clipped)} of {len(requests)} requests were shortened to fit the context, "
-        f"by {100 * taken / planned:.1f} % of all tokens; scale the workload down to keep its shape"
+        f"by {100 * taken / planned:.1f} % of all tokens; a smaller --scale keeps their shape"
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,44 +36,25 @@ def encoder_named(tokenizer: str) -> Encode:
     return Tokenizer.from_assets(open_model(ModelConfig(model=tokenizer)).text_assets()).encode
 
 
-@dataclass(frozen=True)
-class ServedTokenizer:
-    """vocabulary: to write prompts with. count_tokens: of any text, with what is added to it."""
-
-    vocabulary: Vocabulary
-    count_tokens: Count
-
-
-@contextmanager
-def tokenizer_of(target: Target, tokenizer: str | None = None) -> Iterator[ServedTokenizer]:
-    """What `tokenizer` names (see `encoder_named`), or the server's own /tokenize, or else the
-    prompt tokens that its answers count. In a chat, what the template adds is measured with one
-    short request. Raises ConfigError.
+def vocabulary_of(target: Target, tokenizer: str | None = None) -> Vocabulary:
+    """The vocabulary to write a server's prompts with: from what `tokenizer` names (see
+    `encoder_named`), or the server's own /tokenize, or else the prompt tokens that its answers
+    count. In a chat, what the template adds is measured with one short request. Raises ConfigError.
     """
     import httpx
 
     with httpx.Client(headers=target.headers, timeout=_TIMEOUT_S) as client:
-        count_used = _counter(client, target)
+        count = _counter(client, target)
         encode = encoder_named(tokenizer) if tokenizer else _server_encoder(client, target)
         if encode is None:
-            found = Vocabulary.learn_by_counts(count_used)
-            if target.api == "chat":
-                found = replace(found, chat_overhead=found.num_special)
-            yield ServedTokenizer(found, count_used)
-            return
+            found = Vocabulary.learn_by_counts(count)
+            return replace(found, chat_overhead=found.num_special if target.api == "chat" else 0)
         found = Vocabulary.learn(encode)
         if target.api == "chat":
             sample = [found.starts[0], *found.running[: _SAMPLE_WORDS - 1]]
-            overhead = count_used(found.text(sample)) - len(sample)
+            overhead = count(found.text(sample)) - len(sample)
             found = replace(found, chat_overhead=max(0, overhead))
-        encode_text = encode
-        yield ServedTokenizer(found, lambda text: len(encode_text(text)))
-
-
-def vocabulary_of(target: Target, tokenizer: str | None = None) -> Vocabulary:
-    """That of `tokenizer_of`."""
-    with tokenizer_of(target, tokenizer) as served:
-        return served.vocabulary
+        return found
 
 
 def _server_encoder(client: httpx.Client, target: Target) -> Encode | None:

@@ -9,7 +9,7 @@ import pytest
 from octavo.bench.load.target import Target
 from octavo.bench.workloads.prompts import Api
 from octavo.bench.workloads.request import PlannedRequest
-from octavo.bench.workloads.tokenizing import tokenizer_of, vocabulary_of
+from octavo.bench.workloads.tokenizing import vocabulary_of
 from octavo.bench.workloads.workload import Workload
 from octavo.text.served_model import ServedModel
 from support.scripted import ScriptedExecutor, ScriptedServer, always, scripted_server
@@ -63,13 +63,3 @@ def test_a_chat_has_64_and_what_the_template_adds_which_is_known(server: Scripte
     assert overhead > 0
     assert {prompt_tokens(server, r) for r in requests} == {64 + overhead}
     assert planned(server, "chat") == requests
-
-
-def test_a_template_adds_what_two_short_chats_show(server: ScriptedServer) -> None:
-    target = Target(base_url=f"{server.url}/v1", model="scripted", api="chat")
-    with tokenizer_of(target) as served:
-        text = served.vocabulary.text([served.vocabulary.starts[0]])
-        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
-        used = server.http.post("/v1/chat/completions", json=body).json()["usage"]
-        assert used["prompt_tokens"] == 1 + served.vocabulary.chat_overhead
-        assert served.count_tokens(text) == 1 + served.vocabulary.num_special

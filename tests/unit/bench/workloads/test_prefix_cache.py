@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.records import RequestRecord
+from octavo.bench.records import Failure, RequestRecord
 from octavo.bench.workloads.prefix_cache import cache_hits, cache_probe
 from octavo.bench.workloads.request import PlannedRequest
 
@@ -39,23 +39,32 @@ def test_prompts_that_the_server_knew_are_pollution() -> None:
     hits = cache_hits(requests, records)
     assert hits is not None
     assert hits.achieved == hits.intended == 96 / 200
-    assert hits.unintended == (96 - 32) / 200
+    assert hits.unintended == (96 - 4) / 200
 
 
-def test_a_common_beginning_is_no_pollution() -> None:
-    hits = cache_hits([planned(0, 0)], [record(0, num_cached_tokens=16)])
+def test_what_a_chat_template_adds_is_common_to_all() -> None:
+    templated = record(0, num_prompt_tokens=130, num_cached_tokens=32)
+    hits = cache_hits([planned(0, 0)], [templated])
     assert hits is not None
     assert hits.unintended == 0
 
 
-def test_a_server_that_does_not_say_gives_no_rate() -> None:
+def test_the_servers_counters_do_where_it_does_not_say_for_each() -> None:
     assert cache_hits([planned(0, 0)], [record(0)]) is None
-    hits = cache_hits(
-        [planned(0, 0), planned(1, 0)],
-        [record(0), record(1, num_cached_tokens=50, num_prompt_tokens=None)],
-    )
+    hits = cache_hits([planned(0, 0), planned(1, 50)], [record(0), record(1)], hit_rate=0.75)
     assert hits is not None
-    assert (hits.num_requests, hits.achieved) == (1, 0.5)
+    assert (hits.intended, hits.achieved, hits.unintended) == (0.25, 0.75, 0.5)
+    templated = [record(0, num_prompt_tokens=200)]
+    hits = cache_hits([planned(0, 0)], templated, hit_rate=0.5)
+    assert hits is not None
+    assert hits.unintended == 0
+
+
+def test_failed_requests_are_left_out() -> None:
+    failed = record(1, num_cached_tokens=100, failure=Failure.TIMEOUT)
+    hits = cache_hits([planned(0, 0), planned(1, 0)], [record(0, num_cached_tokens=0), failed])
+    assert hits is not None
+    assert hits.achieved == 0
 
 
 def test_a_probe_believes_the_server_before_the_clock() -> None:
