@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -60,6 +61,7 @@ def _prepare(
     if max_len is not None:
         limits.append(max_len)
     vocabulary = vocabulary_of(targets[-1], tokenizer)
+    now = time.time_ns()  # an arm that ran before knows the prompts of then
 
     def requests(wanted: Wanted) -> Sequence[PlannedRequest]:
         return workload.requests(
@@ -68,7 +70,7 @@ def _prepare(
             vocabulary=vocabulary,
             api=targets[0].api,
             rate=wanted.rate,
-            nonce=wanted.nonce,
+            nonce=f"{now} {wanted.nonce}",
             max_model_len=min(limits, default=None),
             takes_token_ids=all(target.takes_token_ids for target in targets),
         )
