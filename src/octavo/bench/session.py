@@ -97,7 +97,7 @@ class Session:
         self._encode = count_tokens
         self._folder = folder
         # A server that was measured before knows the prompts of then.
-        self._name = str(time.time_ns())
+        self._nonce = str(time.time_ns())
         self._progress = progress
         self._client: SelfTest | None = None
         self._seconds_per_request = math.nan  # of a lone user
@@ -173,7 +173,7 @@ class Session:
             "vocabulary": self._vocabulary,
             "api": self.target.api,
             "rate": None if self._has_file_times else spec.rate,
-            "nonce": f"{self._name} {nonce}",
+            "nonce": f"{self._nonce} {nonce}",
             "max_model_len": self.target.max_model_len,
             "takes_token_ids": self.target.takes_token_ids,
         }
@@ -278,7 +278,7 @@ class Session:
             count=1,
             vocabulary=self._vocabulary,
             api=self.target.api,
-            nonce=f"{self._name} prefix probe",
+            nonce=f"{self._nonce} prefix probe",
             takes_token_ids=self.target.takes_token_ids,
         )
         records = []
