@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import tomllib
 from pathlib import Path
 
@@ -125,3 +126,16 @@ def test_the_files_that_workloads_need_are_packaged() -> None:
     for path in data:
         name = f"src/octavo/bench/workloads/{path.name}"
         assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns), name
+
+
+def test_the_page_on_workloads_is_true(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "workloads.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    path = tmp_path / "example.yaml"
+    path.write_text(example, encoding="utf-8")
+    assert [each.name for each in read_workload(path).classes] == ["question", "summary"]
+    rows = re.findall(r"^\| `([\w-]+)` \| ([\d,]+) \| ([\d,]+) \|", page, flags=re.MULTILINE)
+    assert [name for name, _, _ in rows] == preset_names()
+    for name, input_len, output_len in rows:
+        shown = [int(number.replace(",", "")) for number in (input_len, output_len)]
+        assert shown == [round(mean) for mean in workload_named(name).mean_lengths()]
