@@ -18,6 +18,9 @@ from octavo.core.errors import ConfigError
 PLATEAU_RISE = 0.03
 """A ladder has reached its ceiling when doubling the users adds less than this to the rate."""
 
+_MOST_DOUBT = 0.1
+"""Up to where the interval of such a rise may reach; beyond, it takes another one to believe it."""
+
 _LEAST_FOR_USL = 6
 _LEAST_R_SQUARED = 0.95
 
@@ -101,9 +104,16 @@ def last_rise(rungs: Sequence[Rung]) -> Estimate | None:
 
 
 def is_plateau(rungs: Sequence[Rung]) -> bool:
-    """Whether the ladder need not be climbed further."""
+    """Whether the ladder need not be climbed further: the last step added less than 3 %, and either
+    that is known well enough or the step before it did not add more.
+    """
     rise = last_rise(rungs)
-    return rise is not None and rise.value < PLATEAU_RISE
+    if rise is None or rise.value >= PLATEAU_RISE:
+        return False
+    if rise.high is None or rise.high < _MOST_DOUBT:
+        return True
+    before = last_rise(rungs[:-1])
+    return before is not None and before.value < PLATEAU_RISE
 
 
 def ceiling(rungs: Sequence[Rung]) -> Ceiling:
@@ -331,46 +341,6 @@ def _r_squared(rungs: Sequence[Rung], law: ScalabilityLaw) -> float:
     residual = sum((rung.output_rate.value - law.output_rate(rung.users)) ** 2 for rung in rungs)
     total = sum((rate - mean) ** 2 for rate in rates)
     return 1 - residual / total if total > 0 else 0.0
-
-
-# --- annotations -------------------------------------------------------------------------------
-
-
-def kneedle(xs: Sequence[float], ys: Sequence[float], *, is_convex: bool = False) -> float | None:
-    """The x that is farthest from the chord between the ends, both axes scaled to [0, 1]; above the
-    chord, or below it for a convex curve (latency). None for fewer than three points.
-
-    Only an annotation: scaling makes it a property of the range that was measured. The same server
-    has another knee when the sweep goes further. Source: Satopaa et al., Finding a "Kneedle" in a
-    Haystack, 2011, without its smoothing.
-    """
-    points = sorted(zip(xs, ys, strict=True))
-    if len(points) < 3:
-        return None
-    (left, bottom), (right, top) = points[0], points[-1]
-    if right == left or top == bottom:
-        return None
-    sign = -1 if is_convex else 1
-    return max(
-        points,
-        key=lambda p: sign * ((p[1] - bottom) / (top - bottom) - (p[0] - left) / (right - left)),
-    )[0]
-
-
-def annotated_knee(rungs: Sequence[Rung]) -> Finding:
-    """Kneedle's point on the throughput curve, for a plot that others draw too."""
-    found = kneedle([r.users for r in rungs], [r.output_rate.value for r in rungs])
-    return Finding(
-        name="kneedle",
-        unit="users",
-        estimate=None if found is None else Estimate(found),
-        method="Kneedle: the point farthest from the chord; an annotation",
-        sentence=(
-            "Kneedle needs three points."
-            if found is None
-            else f"Kneedle marks {found:g} users; it moves with the range that was swept."
-        ),
-    )
 
 
 # --- arithmetic of estimates -------------------------------------------------------------------

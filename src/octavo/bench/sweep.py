@@ -21,7 +21,6 @@ from octavo.bench.curves import (
     Finding,
     Knee,
     ScalabilityFit,
-    annotated_knee,
     ceiling,
     floor,
     is_plateau,
@@ -29,6 +28,7 @@ from octavo.bench.curves import (
     rungs_of,
     scalability,
 )
+from octavo.bench.kneedle import annotated_knee
 from octavo.bench.load.plan import LoadSpec, PointRun
 from octavo.bench.points import Check, CheckStatus, Estimate, Point
 from octavo.bench.slo import Slo

@@ -19,7 +19,7 @@ from octavo.bench.capacity import (
     find_capacity,
     missed_alone,
 )
-from octavo.bench.curves import kneedle
+from octavo.bench.kneedle import kneedle
 from octavo.bench.points import Estimate
 from octavo.bench.trials import Trial
 from octavo.core.errors import ConfigError

@@ -8,12 +8,10 @@ import pytest
 from octavo.bench.curves import (
     Rung,
     ScalabilityLaw,
-    annotated_knee,
     ceiling,
     floor,
     is_plateau,
     knee,
-    kneedle,
     last_rise,
     rungs_of,
     scalability,
@@ -63,6 +61,14 @@ def test_a_ladder_ends_when_doubling_adds_less_than_3_percent() -> None:
     assert not is_plateau([rung(1, 100), rung(2, 104)])
     assert is_plateau([rung(1, 100), rung(2, 102)])
     assert is_plateau([rung(1, 100), rung(2, 80)])
+
+
+def test_a_step_that_may_be_noise_takes_another_to_believe() -> None:
+    noisy = [rung(1, 100, 5), rung(2, 190, 10), rung(4, 190, 20)]
+    assert not is_plateau(noisy)
+    assert not is_plateau([*noisy, rung(8, 300, 20)])  # it was noise
+    assert is_plateau([*noisy, rung(8, 191, 20)])
+    assert is_plateau([rung(1, 100, 2), rung(2, 190, 4), rung(4, 190, 4)])
 
 
 def test_a_rise_is_per_doubling_whatever_the_step() -> None:
@@ -203,34 +209,3 @@ def test_too_few_points_or_a_bad_fit_give_no_law() -> None:
     assert jagged.law is None
     assert jagged.estimate is None
     assert "does not describe" in jagged.sentence
-
-
-# --- annotations -------------------------------------------------------------------------------
-
-
-def test_kneedle_is_farthest_from_the_chord() -> None:
-    assert kneedle([0, 1, 2, 3], [0.0, 2.0, 2.5, 3.0]) == 1
-    assert kneedle([3, 2, 1, 0], [3.0, 0.5, 0.2, 0.0], is_convex=True) == 2
-    assert kneedle([1, 2], [1.0, 2.0]) is None
-    assert kneedle([1, 2, 3], [2.0, 5.0, 2.0]) is None  # the chord is flat: it has no scale
-
-
-def test_kneedle_depends_on_the_range_where_the_asymptotes_do_not() -> None:
-    """Why it is only an annotation: one server, swept further, gets another knee."""
-
-    def rate(users: float) -> float:
-        return 400 * users / (users + 10)
-
-    marks, knees = [], []
-    for top in (20, 60, 200):
-        rungs = [rung(n, rate(n)) for n in range(1, top + 1)]
-        mark = annotated_knee(rungs)
-        assert mark.estimate is not None
-        marks.append(mark.estimate.value)
-        law = scalability(rungs).law
-        assert law is not None
-        knees.append(law.rate_per_user)
-    assert marks == sorted(set(marks))
-    assert marks[-1] > 2 * marks[0]
-    assert max(knees) == pytest.approx(min(knees))
-    assert "moves with the range" in annotated_knee([rung(n, rate(n)) for n in LADDER]).sentence
