@@ -110,7 +110,7 @@ def is_plateau(rungs: Sequence[Rung]) -> bool:
     rise = last_rise(rungs)
     if rise is None or rise.value >= PLATEAU_RISE:
         return False
-    if rise.high is None or rise.high < _MOST_DOUBT:
+    if rise.high is not None and rise.high < _MOST_DOUBT:
         return True
     before = last_rise(rungs[:-1])
     return before is not None and before.value < PLATEAU_RISE

@@ -23,9 +23,10 @@ from support.load_points import closed_point, open_point
 LADDER = (1, 2, 4, 8, 16, 32)
 
 
-def rung(users: float, rate: float, half: float | None = None, out: float = 50.0) -> Rung:
-    interval = (None, None) if half is None else (rate - half, rate + half)
-    return Rung(users, Estimate(rate, *interval), Estimate(rate / out))
+def rung(users: float, rate: float, half: float | None = None) -> Rung:
+    """half: of the rate's interval; 1 % unless told."""
+    half = 0.01 * rate if half is None else half
+    return Rung(users, Estimate(rate, rate - half, rate + half), Estimate(rate / 50))
 
 
 def roofline(users: float, per_user: float = 40.0, top: float = 400.0) -> float:
@@ -69,6 +70,8 @@ def test_a_step_that_may_be_noise_takes_another_to_believe() -> None:
     assert not is_plateau([*noisy, rung(8, 300, 20)])  # it was noise
     assert is_plateau([*noisy, rung(8, 191, 20)])
     assert is_plateau([rung(1, 100, 2), rung(2, 190, 4), rung(4, 190, 4)])
+    unknown = Rung(4, Estimate(190), Estimate(3.8))
+    assert not is_plateau([rung(1, 100, 2), rung(2, 190, 4), unknown])
 
 
 def test_a_rise_is_per_doubling_whatever_the_step() -> None:
