@@ -29,8 +29,8 @@ _SIGNIFICANT = 0.05
 # all that is told of them.
 _METRICS = {
     "offline": (OUTPUT_RATE, "e2e"),
-    "closed": (OUTPUT_RATE, "ttft", "tpot", "e2e"),
-    "online": ("e2e", "ttft", "tpot"),
+    "closed": (OUTPUT_RATE, "ttft", "tpot", "max_stall", "e2e"),
+    "online": ("e2e", "ttft", "tpot", "max_stall"),
 }
 _CLASS_METRICS = {
     "offline": ("e2e",),

@@ -31,7 +31,7 @@ def test_a_speedup_is_found_whatever_the_metrics_direction() -> None:
     assert rate.speedup.low < 2.0 < rate.speedup.high
     online = compare("slow", "fast", ONLINE, ab_blocks.blocks(arms, rate=2.0, regime="online"))
     found = {effect.metric: effect for effect in online.effects}
-    assert list(found) == ["e2e", "ttft", "tpot"]
+    assert list(found) == ["e2e", "ttft", "tpot", "max_stall"]
     assert found["tpot"].speedup.value == pytest.approx(2.0, rel=0.05)
     assert found["e2e"].speedup.value > 2.0  # queues are shorter, too
     assert all(effect.verdict is Verdict.FASTER for effect in online.effects)

@@ -91,7 +91,7 @@ def test_effects_mechanisms_and_outputs_are_told(
     offline, online = result.comparisons
     assert offline.headline.verdict is Verdict.FASTER
     assert offline.headline.speedup.value == pytest.approx(2, rel=0.2)
-    assert {e.metric for e in online.effects} == {"e2e", "ttft", "tpot"}
+    assert {e.metric for e in online.effects} == {"e2e", "ttft", "tpot", "max_stall"}
     assert offline.match is not None
     assert offline.match.matched_share == 1.0
     fast = result.arm("fast", "offline")
