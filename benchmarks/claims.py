@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-WORKLOADS = Path(__file__).parent / "workloads"
+WORKLOADS = os.path.relpath(Path(__file__).parent / "workloads")
 Result = Mapping[str, Any]
 """What ab.json holds."""
 

@@ -1,3 +1,3 @@
-"""What Octavo measures of itself and of the machine: ops, engines, steps, and that results do not
-depend on circumstances. Only `cli` imports it.
+"""What is measured: servers over HTTP (`serve`, `sweep`), one against another (`ab`), and Octavo
+from inside: ops, engines, steps, determinism. Only `cli` imports it.
 """
