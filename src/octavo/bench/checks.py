@@ -12,7 +12,7 @@ import numpy as np
 
 from octavo.bench.load.plan import ClientLoad, PointRun
 from octavo.bench.metrics import METRICS
-from octavo.bench.points import Check, CheckStatus, Estimate, Point
+from octavo.bench.points import Check, CheckStatus, Estimate, Point, Quantiles
 from octavo.bench.records import Failure, RequestRecord, TokenSource
 from octavo.bench.statistics import is_rising
 from octavo.bench.window import Window, in_flight, steady_window
@@ -141,13 +141,16 @@ def self_test(run: PointRun, client_chunks_per_s: float | None) -> Check | None:
 
 
 def little(point: Point) -> Check | None:
-    """Closed loop: users = throughput times latency, as it must be if all users always wait."""
+    """Closed loop: users = throughput times latency, as it must be if all users always wait. It is
+    so on average: mean latency is known no better than its interval.
+    """
     if point.mode != "closed":
         return None
+    limit = max(_LITTLE, _relative_error(point.metrics.get("e2e_send")))
     expected = point.mean_concurrency / (1 + point.little_residual)
     deviation = expected / point.offered - 1
     ended = point.request_rate.value * point.window_s
-    if abs(deviation) <= _LITTLE:
+    if abs(deviation) <= limit:
         status = PASS
         why = "Throughput times latency is the number of users."
     elif ended < _REQUESTS_PER_USER * point.offered:
@@ -162,9 +165,16 @@ def little(point: Point) -> Check | None:
         id="little",
         status=status,
         value=f"X R = {expected:.2f}, {deviation:+.1%}",
-        limit=f"{point.offered:g} ± {_LITTLE:.0%}",
+        limit=f"{point.offered:g} ± {limit:.0%}",
         why=why,
     )
+
+
+def _relative_error(metric: Quantiles | None) -> float:
+    """Half of the mean's interval, as a share of it."""
+    if metric is None or metric.mean.low is None or not metric.mean.value:
+        return 0.0
+    return 1 - metric.mean.low / metric.mean.value
 
 
 def stationarity(run: PointRun, *, may_overload: bool) -> Check | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.checks import Evidence, drift
+from octavo.bench.checks import Evidence, drift, little
 from octavo.bench.load.plan import PointRun
 from octavo.bench.points import Check, CheckStatus, Estimate, Point
 from octavo.bench.records import Failure, RequestRecord, TokenSource
@@ -128,6 +128,22 @@ def test_throughput_times_latency_must_be_the_number_of_users() -> None:
     assert status(usual_run(held_back), "little") is FAIL
     assert status(usual_run(held_back[:12]), "little") is WARN
     assert status(run_of(open_loop(spread_ms(60, 20)), rate=20), "little") is None
+
+
+@pytest.mark.parametrize(("half_width", "expected"), [(0.02, FAIL), (0.15, PASS)])
+def test_what_is_known_of_the_mean_latency_bounds_what_littles_law_can_tell(
+    half_width: float, expected: CheckStatus
+) -> None:
+    point = point_of(usual_run())
+    e2e = dataclasses.replace(
+        point.metrics["e2e_send"], mean=Estimate(100, 100 * (1 - half_width), 120)
+    )
+    odd = dataclasses.replace(
+        point, metrics={**point.metrics, "e2e_send": e2e}, little_residual=0.1
+    )
+    found = little(odd)
+    assert found is not None
+    assert found.status is expected
 
 
 def test_users_who_wait_with_sending_are_not_in_flight() -> None:
