@@ -36,6 +36,7 @@ def ab_lines(title: str, result: AbResult, *, folder: str = "") -> list[str]:
         lines += _table(result, regime)
     end = [f"INVALID: {sentence}" for sentence in result.invalid]
     rest = [
+        *_on_verdicts(result),
         *_waterfall(result),
         *(line for each in result.comparisons for line in _more_on(each)),
         *(f"note: {note}" for note in result.notes),
@@ -145,6 +146,20 @@ def _more_on(comparison: Comparison) -> list[str]:
     if comparison.num_unpaired:
         parts.append(f"{comparison.num_unpaired} requests without a partner are left out")
     return [f"{names}: {'; '.join(parts)}"]
+
+
+def _on_verdicts(result: AbResult) -> list[str]:
+    """Said where an interval and a verdict seem to contradict each other."""
+    for comparison in result.comparisons:
+        for effect in comparison.effects:
+            low, high = effect.speedup.low, effect.speedup.high
+            is_off_one = low is not None and high is not None and not low <= 1 <= high
+            if is_off_one and effect.verdict is Verdict.NO_DIFFERENCE:
+                return [
+                    "an interval is of one metric alone, a verdict of all that were asked together "
+                    "(Holm)"
+                ]
+    return []
 
 
 def _factor(effect: Effect) -> str:

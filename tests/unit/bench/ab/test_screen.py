@@ -112,6 +112,12 @@ def test_what_could_not_be_seen_is_told() -> None:
         assert words in " ".join(shown(replace(RESULT, comparisons=[compared])).split())
 
 
+def test_a_verdict_that_seems_to_contradict_its_interval_is_explained() -> None:
+    compared = comparison("new", "old", effect("output_rate", Verdict.NO_DIFFERENCE))
+    assert "(Holm)" in shown(replace(RESULT, comparisons=[compared]))
+    assert "(Holm)" not in shown(RESULT)
+
+
 def test_failures_unpaired_requests_and_invalid_runs_are_told() -> None:
     result = replace(
         RESULT,
