@@ -63,7 +63,7 @@ def _table(result: AbResult, regime: Regime) -> list[str]:
     counts = Counter(each.candidate for each in own)
     versus = {each.candidate: each for each in own if counts[each.candidate] == 1}
     known = [name for name in MECHANISMS if any(name in arm.mechanisms for arm in arms)]
-    known.sort(key=lambda name: not _differs([arm.mechanisms.get(name) for arm in arms]))
+    known.sort(key=lambda name: not _differs(name, [arm.mechanisms.get(name) for arm in arms]))
     lines: list[str] = []
     for count in range(len(known) + 1):
         shown = [name for name in MECHANISMS if name in known[:count]]
@@ -74,9 +74,10 @@ def _table(result: AbResult, regime: Regime) -> list[str]:
     return [regime.label, *lines]
 
 
-def _differs(values: Sequence[float | None]) -> bool:
+def _differs(name: str, values: Sequence[float | None]) -> bool:
     known = [value for value in values if value is not None]
-    return len(known) < len(values) or max(known) - min(known) > _SMALL * max(map(abs, known))
+    scale = 1.0 if MECHANISMS[name].is_share else max(map(abs, known))
+    return len(known) < len(values) or max(known) - min(known) > _SMALL * scale
 
 
 def _aligned(rows: Sequence[dict[str, str]]) -> list[str]:
@@ -129,7 +130,7 @@ def _more_on(comparison: Comparison) -> list[str]:
     parts = [f"{metric_label(head.metric)} {_times(head.speedup)}, {head.verdict}"]
     if head.verdict is Verdict.NO_DIFFERENCE and head.more_rounds is not None:
         parts[0] += (
-            f" (about {head.more_rounds} more rounds would show 5 %)"
+            f" (about {head.more_rounds} more round{'s'[: head.more_rounds > 1]} would show 5 %)"
             if head.more_rounds
             else " (5 % would have shown)"
         )
