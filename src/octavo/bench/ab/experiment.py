@@ -113,6 +113,14 @@ class _Stage:
                 self.watch.on_block(block)
             longest = max(longest, time.monotonic() - start)
 
+    def drop_incomplete_rounds(self) -> None:
+        counts = Counter((block.regime, block.round) for block in self.blocks)
+        self.blocks = [
+            block
+            for block in self.blocks
+            if counts[block.regime, block.round] == len(self.plan.arms)
+        ]
+
     def _play(self, arm: Arm, regime: Regime, number: int) -> Block:
         with started(arm, self.folder, label=f"{regime.name}-{number + 1}") as url:
             target = replace(self.targets[arm.name], base_url=with_v1(url))
@@ -148,7 +156,8 @@ class _Stage:
 
 def run_experiment(plan: Plan, tools: Tools, folder: Path, watch: Watch | None = None) -> AbResult:
     """Each play has a server of its own: started, warmed up, measured, ended. folder: for the logs
-    of servers. Raises ConfigError: before anything is measured if an arm can't be started.
+    of servers. Ctrl-C ends it with the rounds that are complete, if there are any. Raises
+    ConfigError: before anything is measured if an arm can't be started.
     """
     stage = _staged(plan, tools, folder, watch or Watch())
     begin = time.monotonic()
@@ -160,8 +169,16 @@ def run_experiment(plan: Plan, tools: Tools, folder: Path, watch: Watch | None =
         if plan.budget_s is not None:
             left = plan.budget_s - (time.monotonic() - begin)
             seconds = left / (len(plan.regimes) - number)
-        stage.play_rounds(regime, seconds)
-    return _result(stage, regimes)
+        try:
+            stage.play_rounds(regime, seconds)
+        except KeyboardInterrupt:
+            stage.drop_incomplete_rounds()
+            if not stage.blocks:
+                raise
+            stage.notes.append("interrupted: only rounds that all arms have played count")
+            break
+    known = {block.regime for block in stage.blocks}
+    return _result(stage, [regime for regime in regimes if regime.name in known])
 
 
 def with_v1(url: str) -> str:

@@ -135,6 +135,26 @@ def test_a_budget_ends_a_regime_after_its_first_round_and_that_is_noted(tmp_path
     assert any("1 of 3 rounds fit the budget" in note for note in result.notes)
 
 
+def test_ctrl_c_keeps_the_rounds_that_are_complete(tmp_path: Path) -> None:
+    def interrupt_after(count: int) -> Watch:
+        blocks: list[Block] = []
+
+        def on_block(block: Block) -> None:
+            blocks.append(block)
+            if len(blocks) == count:
+                raise KeyboardInterrupt
+
+        return Watch(on_block=on_block)
+
+    simulated = SimulatedTools(SPEEDS)
+    result = run_experiment(plan(), simulated.tools(), tmp_path, interrupt_after(3))
+    assert [regime.name for regime in result.regimes] == ["offline"]
+    assert {arm.num_rounds for arm in result.arms} == {1}
+    assert any(note.startswith("interrupted") for note in result.notes)
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(plan(), simulated.tools(), tmp_path, interrupt_after(1))
+
+
 def test_an_arm_that_can_not_start_ends_it_before_anything_is_played(tmp_path: Path) -> None:
     simulated = SimulatedTools(SPEEDS)
     broken = parse_arm("broken=no-such-server --port {port}")
