@@ -187,7 +187,9 @@ def _load(checkpoint: Checkpoint, dtype: str) -> Any:
     library.logging.set_verbosity_error()
     options = {"dtype": getattr(torch, dtype)}
     if checkpoint.path.is_dir():
-        model = library.AutoModelForCausalLM.from_pretrained(checkpoint.path, **options)
+        model = library.AutoModelForCausalLM.from_pretrained(
+            checkpoint.path, use_safetensors=True, **options
+        )
     else:
         config = library.AutoConfig.for_model(**checkpoint.config)
         model = library.AutoModelForCausalLM.from_config(config, **options)
