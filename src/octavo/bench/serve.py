@@ -70,7 +70,7 @@ async def measure(
         checks=(*session.checks, *played.checks),
         points=tuple(played.points),
         findings=tuple(played.findings),
-        notes=tuple(session.notes),
+        notes=session.notes,
     )
     records = {
         PointKey(each.point.label, each.point.seed): each.records for each in played.point_runs

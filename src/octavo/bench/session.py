@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Settings:
 
 
 class Session:
-    """Made by `open_session`. phases: what was done when. notes: what users should know."""
+    """Made by `open_session`. phases: what was done when. notes: what users should know besides."""
 
     def __init__(
         self,
@@ -91,14 +92,16 @@ class Session:
         self.settings = settings
         self.checks: list[Check] = []
         self.phases: list[Phase] = []
-        self.notes: list[str] = []
         self.points: list[Point] = []
+        # The server may have seen the same seed before, and keep those prompts in its prefix cache.
+        self._nonce = secrets.token_hex(8)
         self._vocabulary = vocabulary
         self._encode = count_tokens
         self._folder = folder
         # A server that was measured before knows the prompts of then.
         self._nonce = str(time.time_ns())
         self._progress = progress
+        self._notes: dict[str, str] = {}  # by what they are about: the last point speaks for all
         self._client: SelfTest | None = None
         self._seconds_per_request = math.nan  # of a lone user
         self._most_chunks_per_s = 1.0
@@ -117,11 +120,13 @@ class Session:
     async def play(self, spec: LoadSpec, stop: asyncio.Event) -> tuple[PointRun, Point]:
         """One load point, its figures and its checks. Its requests go to the folder."""
         requests = self._requests(spec, nonce=f"{spec.label} {spec.seed}")
+        if self._has_file_times(spec):
+            spec = replace(spec, rate=_rate_of(requests))
         point = LoadPoint(
             label=spec.label,
             requests=requests,
-            concurrency=None if self._has_file_times else spec.concurrency,
-            rate=_rate_of(requests) if self._has_file_times else spec.rate,
+            concurrency=spec.concurrency,
+            rate=spec.rate,
             seed=spec.seed,
         )
         on_done = self._progress(_words(point), len(requests))
@@ -134,6 +139,10 @@ class Session:
         figures = summarize(run, self.settings.slo, self._evidence(spec, run.client.num_workers))
         self.points.append(figures)
         return run, figures
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self._notes.values())
 
     def num_requests_for(self, spec: LoadSpec) -> int:
         """That last about as long as the user wants a point to take."""
@@ -150,9 +159,9 @@ class Session:
 
     # --- parts ----------------------------------------------------------------------------------
 
-    @property
-    def _has_file_times(self) -> bool:
-        return self.settings.time_scale is not None
+    def _has_file_times(self, spec: LoadSpec) -> bool:
+        """In place of its rate. Users of a closed loop, as in the warm-up, don't wait for them."""
+        return spec.rate is not None and self.settings.time_scale is not None
 
     def _expected_rate(self, users: int) -> float:
         """Requests per second of a closed loop: as of the nearest point that was played, by which
@@ -165,29 +174,41 @@ class Session:
         rate = nearest.request_rate.value
         return rate * min(1.0, users / nearest.offered)
 
-    def _requests(self, spec: LoadSpec, nonce: str) -> Sequence[PlannedRequest]:
+    def _requests(
+        self, spec: LoadSpec, nonce: str, *, is_measured: bool = True
+    ) -> Sequence[PlannedRequest]:
+        """is_measured: what differs from the workload is noted for the user."""
         settings = self.settings
         arguments: dict[str, Any] = {
             "seed": spec.seed,
-            "count": self.num_requests_for(spec),
             "vocabulary": self._vocabulary,
             "api": self.target.api,
-            "rate": None if self._has_file_times else spec.rate,
             "nonce": f"{self._nonce} {nonce}",
             "max_model_len": self.target.max_model_len,
             "takes_token_ids": self.target.takes_token_ids,
         }
-        if settings.burstiness is not None:
-            arguments["burstiness"] = settings.burstiness
+        if self._has_file_times(spec):
+            arguments |= {"count": spec.num_requests, "time_scale": settings.time_scale}
+            if spec.num_requests is None:
+                arguments["seconds"] = settings.seconds_per_point
+        else:
+            arguments |= {"count": self.num_requests_for(spec), "rate": spec.rate}
+            if settings.burstiness is not None:
+                arguments["burstiness"] = settings.burstiness
         if isinstance(settings.workload, Workload):
             planned: Sequence[PlannedRequest] = settings.workload.requests(**arguments)
+            notes: dict[str, str] = {}
         else:
-            replay = settings.workload.requests(**arguments, time_scale=settings.time_scale)
+            replay = settings.workload.requests(**arguments)
             planned = replay.requests
-            dropped = [f"{count} requests left out: {why}" for why, count in replay.dropped.items()]
-            self._note(*dropped, *replay.notes)
+            notes = {
+                why: f"{count} requests left out: {why}" for why, count in replay.dropped.items()
+            }
+            notes |= {note: note for note in replay.notes}
         if shortened := clipping(planned):
-            self._note(shortened)
+            notes["clipped"] = shortened
+        if is_measured:
+            self._notes |= notes
         return planned
 
     async def _play(
@@ -242,7 +263,7 @@ class Session:
             spec = LoadSpec(concurrency=count, seed=_WARM_UP_SEED + number, num_requests=count)
             point = LoadPoint(
                 label="warm-up",
-                requests=self._requests(spec, nonce=f"warm-up {number}"),
+                requests=self._requests(spec, nonce=f"warm-up {number}", is_measured=False),
                 concurrency=1 if number < 0 else count,
             )
             run = await self._play(point, None, on_done)
@@ -264,7 +285,7 @@ class Session:
             last = took[-_STEADY_ROUNDS:]
             if len(last) == _STEADY_ROUNDS and max(last) < (1 + _STEADY) * min(last):
                 return
-        self._note(
+        self._notes["warm-up"] = (
             f"after {_MOST_WARM_UPS} rounds of warm-up, times still differed by more than "
             f"{_STEADY:.0%}: the machine is busy with something else, or the server is not steady"
         )
@@ -313,9 +334,6 @@ class Session:
         yield
         self.phases.append(Phase(name=name, start_ns=start_ns, end_ns=time.monotonic_ns()))
 
-    def _note(self, *notes: str) -> None:
-        self.notes += [note for note in notes if note not in self.notes]
-
 
 async def open_session(url: str, settings: Settings, folder: Path, progress: Progress) -> Session:
     """Ask the server what it is, and learn to write prompts for it. Raises ConfigError."""
@@ -336,8 +354,8 @@ async def open_session(url: str, settings: Settings, folder: Path, progress: Pro
 
 def _rate_of(requests: Sequence[PlannedRequest]) -> float:
     """Mean arrivals per second."""
-    last = max((request.arrival_s or 0.0 for request in requests), default=0.0)
-    return len(requests) / last if last else float(len(requests))
+    last = max(request.arrival_s or 0.0 for request in requests)
+    return (len(requests) - 1) / last if last else float(len(requests))
 
 
 def _words(point: LoadPoint) -> str:

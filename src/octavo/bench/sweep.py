@@ -34,6 +34,7 @@ from octavo.bench.points import Check, CheckStatus, Estimate, Point
 from octavo.bench.slo import Slo
 from octavo.bench.trials import Trial, check_promises, trial_of, within_ceiling
 from octavo.core.clock import Clock, monotonic
+from octavo.core.errors import ConfigError
 
 PlayPoint = Callable[[LoadSpec], Awaitable[tuple[PointRun, Point]]]
 
@@ -180,7 +181,11 @@ class _Sweep:
     async def play(self, spec: LoadSpec, stage: str) -> Point:
         self.progress(f"{stage}: {_words(spec)}")
         begin = self.clock()
-        run, point = await self.play_point(spec)
+        try:
+            run, point = await self.play_point(spec)
+        except ConfigError:  # stopped before its first request, there is nothing of it
+            if not self.stop.is_set():
+                raise
         if self.stop.is_set():
             raise _StoppedError
         seconds = self.clock() - begin

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from octavo.cli.arguments import JsonOption
+from octavo.cli.arguments import JsonOption, number
+from octavo.cli.load_options import OutOption, OverwriteOption, ScaleOption, SeedOption
 
 
 def ab(
@@ -50,10 +50,13 @@ def ab(
     workload: Annotated[
         str, typer.Option(metavar="NAME", help="A preset, or a workload's YAML file.")
     ] = "mixed",
-    scale: Annotated[
-        float, typer.Option(metavar="FLOAT", help="Of all lengths, e.g. 0.25.", min=0.001)
-    ] = 1.0,
-    num_requests: Annotated[int, typer.Option(metavar="INT", help="Of each play.", min=1)] = 64,
+    scale: ScaleOption = "1",
+    num_requests: Annotated[
+        int,
+        typer.Option(
+            "--num-prompts", "--num-requests", metavar="INT", help="Requests of each play.", min=1
+        ),
+    ] = 64,
     rounds: Annotated[
         int,
         typer.Option(
@@ -62,10 +65,23 @@ def ab(
     ] = 4,
     rate: Annotated[
         float | None,
-        typer.Option(metavar="FLOAT", help="Only online, at so many requests/s.", min=1e-6),
+        typer.Option(
+            "--request-rate",
+            "--rate",
+            metavar="FLOAT",
+            help="Only an open loop, at so many requests/s.",
+            min=0.001,
+        ),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(metavar="INT", help="Only a closed loop of so many users.", min=1)
+        int | None,
+        typer.Option(
+            "--concurrency",
+            "--max-concurrency",
+            metavar="INT",
+            help="Only a closed loop of so many users.",
+            min=1,
+        ),
     ] = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Only offline, all requests at once.")
@@ -81,11 +97,9 @@ def ab(
             help="Whose tokenizer counts (default: the model's, where an arm names it).",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="INT", help="Of the requests.")] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Results, requests, pictures and logs go here."),
-    ] = None,
+    seed: SeedOption = 0,
+    out: OutOption = None,
+    overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare servers on the same requests.
@@ -103,9 +117,10 @@ def ab(
     from octavo.bench.ab.screen import ab_lines
     from octavo.bench.output.folder import new_folder
     from octavo.bench.output.plots import NO_PICTURES, can_draw
+    from octavo.bench.output.run import without_keys
     from octavo.bench.workloads.presets import workload_named
 
-    load = workload_named(workload).scaled(scale)
+    load = workload_named(workload).scaled(number("--scale", scale))
     plan = Plan(
         arms=(),
         against=(),
@@ -125,7 +140,7 @@ def ab(
     else:
         plan = planning.with_arms(plan, a, b or [], knob)
         tokenizer = tokenizer or planning.model_of(plan.arms)
-    folder = new_folder(out)
+    folder = new_folder(out, overwrite=overwrite)
     title = f"{num_requests} requests of {load.name}, up to {rounds} rounds"
 
     def on_start(words: str) -> None:
@@ -137,7 +152,7 @@ def ab(
     values = ab_json(
         result,
         title=title,
-        command=shlex.join(["octavo", *sys.argv[1:]]),
+        command=without_keys(shlex.join(["octavo", *sys.argv[1:]])),
         workload=load.model_dump(mode="json", by_alias=True, exclude_defaults=True),
     )
     write_result(folder, values)

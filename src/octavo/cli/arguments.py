@@ -9,6 +9,7 @@ import typer
 
 from octavo.cli.settings import Flags, load_config
 from octavo.config import Config
+from octavo.core.errors import ConfigError
 
 ModelArgument = Annotated[
     str | None,
@@ -29,3 +30,23 @@ def configuration(flags: Flags, model: str | None = None) -> Config:
     return load_config(
         flags, model=model, warn=lambda message: print(f"warning: {message}", file=sys.stderr)
     )
+
+
+def number(flag: str, text: str) -> float:
+    """Of 2, 0.25 or 1/16. Raises ConfigError."""
+    above, _, below = text.partition("/")
+    try:
+        value = float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError):
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise ConfigError(f"{flag} must be a number above 0, such as 2, 0.25 or 1/16, got {text!r}")
+    return value
+
+
+def whole_numbers(flag: str, text: str) -> list[int]:
+    """Of a list like 1,2,4. Raises ConfigError."""
+    numbers = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
+    if min(numbers) < 1:
+        raise ConfigError(f"{flag} must be whole numbers from 1, separated by commas, got {text!r}")
+    return numbers

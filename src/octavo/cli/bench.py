@@ -6,10 +6,15 @@ from typing import Annotated
 
 import typer
 
-from octavo.cli.arguments import FOR_SERVERS, JsonOption, ModelArgument, configuration
+from octavo.cli.arguments import (
+    FOR_SERVERS,
+    JsonOption,
+    ModelArgument,
+    configuration,
+    whole_numbers,
+)
 from octavo.cli.help import Verb
 from octavo.cli.settings import Flags, takes_knobs
-from octavo.core.errors import ConfigError
 
 bench_app = typer.Typer(
     help="Measure servers over HTTP; ops, latency and throughput without one.",
@@ -60,18 +65,11 @@ def ops(
         assembly.unloaded_model(assembly.open_model(config.model)),
         threads=config.backend.threads,
         wanted=[name for name in op.split(",") if name],
-        rows=_numbers("--rows", rows),
+        rows=whole_numbers("--rows", rows),
         context=context,
         rounds=rounds,
     )
     show_ops(limits, times, as_json=as_json)
-
-
-def _numbers(flag: str, text: str) -> list[int]:
-    numbers = [int(part) if part.isdecimal() else 0 for part in text.split(",")]
-    if min(numbers) < 1:
-        raise ConfigError(f"{flag} must be whole numbers from 1, separated by commas, got {text!r}")
-    return numbers
 
 
 @bench_app.command(cls=Verb)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from octavo.cli.arguments import number
 from octavo.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -126,12 +127,19 @@ def settings_of(
     """Raises ConfigError that names the option."""
     from octavo.bench.session import Settings
     from octavo.bench.slo import parse_slo
+    from octavo.bench.workloads.replay import FileWorkload
 
     if api not in (None, "completions", "chat"):
         raise ConfigError(f"--api must be completions or chat, got {api!r}")
     sampling = {"temperature": 0, **_json_object("--extra-body", extra_body or "{}")}
+    load = _workload(workload, number("--scale", scale), lengths, tokenizer)
+    if time_scale is not None and not isinstance(load, FileWorkload):
+        raise ConfigError(
+            f"--replay plays the times of a trace's file, and {load.name!r} is none: give one with "
+            "--workload, or a --request-rate instead"
+        )
     return Settings(
-        workload=_workload(workload, _number("--scale", scale), lengths, tokenizer),
+        workload=load,
         slo=None if slo is None else parse_slo(slo),
         seconds_per_point=seconds,
         burstiness=burstiness,
@@ -156,10 +164,13 @@ def _workload(
     from octavo.bench.workloads.workload import Workload
 
     if lengths is not None:
-        parts = [_number("--lengths", part) for part in lengths.split(",")]
-        if len(parts) not in (2, 3) or min(parts[:2]) < 1:
-            raise ConfigError(f"--lengths must be IN,OUT or IN,OUT,RATIO, got {lengths!r}")
+        parts = [number("--lengths", part) for part in lengths.split(",")]
         ratio = parts[2] if len(parts) == 3 else 0.0
+        if len(parts) not in (2, 3) or min(parts[:2]) < 1 or ratio >= 1:
+            raise ConfigError(
+                "--lengths must be IN,OUT or IN,OUT,RATIO, such as 128,16 or 128,16,0.5, got "
+                f"{lengths!r}"
+            )
         return Workload.of_lengths(round(parts[0]), round(parts[1]), ratio).scaled(scale)
     path = Path(name)
     if name in preset_names() or path.suffix in (".yaml", ".yml") or not path.is_file():
@@ -167,21 +178,6 @@ def _workload(
     encode = None if tokenizer is None else encoder_named(tokenizer)
     count = None if encode is None else (lambda text: len(encode(text)))
     return FileWorkload(path=path, scale=scale, count_tokens=count)
-
-
-def _number(flag: str, text: str) -> float:
-    above, _, below = text.partition("/")
-    try:
-        number = float(above) / float(below or 1)
-    except (ValueError, ZeroDivisionError):
-        number = -1.0
-    if not 0 < number < 1e9:
-        raise ConfigError(f"{flag} must be a number above 0, such as 2, 0.25 or 1/16, got {text!r}")
-    return number
-
-
-def numbers(flag: str, text: str | None) -> tuple[float, ...]:
-    return () if text is None else tuple(_number(flag, part) for part in text.split(","))
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli.arguments import JsonOption
+from octavo.cli.arguments import JsonOption, number, whole_numbers
 from octavo.cli.load_options import (
     ApiOption,
     BurstinessOption,
@@ -30,7 +30,6 @@ from octavo.cli.load_options import (
     TokenizerOption,
     WorkersOption,
     WorkloadOption,
-    numbers,
     settings_of,
 )
 from octavo.core.errors import ConfigError
@@ -64,7 +63,7 @@ def serve(
             metavar="FLOAT",
             help="Open loop: requests per second, whatever the server does. Latency counts from "
             "when a request was due.",
-            min=1e-6,
+            min=0.001,
         ),
     ] = None,
     replay: Annotated[
@@ -72,14 +71,21 @@ def serve(
         typer.Option(
             metavar="FACTOR",
             help="Open loop: the times of a trace's file, multiplied by this (2: half as fast).",
-            min=1e-9,
+            min=0.001,
         ),
     ] = None,
     workload: WorkloadOption = "chat",
     scale: ScaleOption = "1",
     lengths: LengthsOption = None,
     num_prompts: Annotated[
-        int | None, typer.Option(metavar="INT", help="Instead of --seconds.", min=1)
+        int | None,
+        typer.Option(
+            "--num-prompts",
+            "--num-requests",
+            metavar="INT",
+            help="So many requests, instead of --seconds.",
+            min=1,
+        ),
     ] = None,
     seconds: SecondsOption = 30.0,
     slo: SloOption = None,
@@ -130,6 +136,12 @@ def serve(
         raise typer.BadParameter("give one of --concurrency, --request-rate and --replay")
     if goodput and slo:
         raise typer.BadParameter("--goodput is another form of --slo; give one of them")
+    if burstiness is not None and request_rate is None:
+        raise typer.BadParameter("--burstiness is for --request-rate")
+    if (result_dir or result_filename) and not (save_result or save_detailed):
+        raise typer.BadParameter("--result-dir and --result-filename are for --save-result")
+    if result_dir and result_filename and len(targets) > 1:
+        raise typer.BadParameter("--result-filename in one --result-dir is for one server only")
     settings = settings_of(
         workload=workload,
         scale=scale,
@@ -233,8 +245,8 @@ def sweep(
     if order not in tuple(Order):
         raise typer.BadParameter(f"--order must be one of {', '.join(Order)}, got {order!r}")
     plan = SweepPlan(
-        concurrencies=tuple(round(n) for n in numbers("--concurrency", concurrency)),
-        rates=numbers("--rates", rates),
+        concurrencies=tuple(whole_numbers("--concurrency", concurrency) if concurrency else ()),
+        rates=tuple(number("--rates", rate) for rate in rates.split(",")) if rates else (),
         order=Order(order),
         max_concurrency=max_concurrency,
         tolerance=tolerance,
@@ -315,8 +327,8 @@ def _measure_all(
     command = shlex.join(["octavo", *sys.argv[1:]])
     status = 0
     shown = []
-    for number, arm in enumerate(arms, start=1):
-        own = folder if len(arms) == 1 else new_folder(folder / f"{number}", overwrite=overwrite)
+    for place, arm in enumerate(arms, start=1):
+        own = folder if len(arms) == 1 else new_folder(folder / f"{place}", overwrite=overwrite)
         with progress_bars() as progress:
             measured = asyncio.run(measure(arm, settings, own, command, progress, play))
         run = measured.run

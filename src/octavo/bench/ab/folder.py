@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import octavo
 from octavo.bench.ab.design import Block
 from octavo.bench.ab.results import AbResult, Comparison, metric_label
-from octavo.bench.output.folder import PointKey, append_requests
+from octavo.bench.output.folder import COMPARISON, PointKey, append_requests
 from octavo.bench.output.plots import png_of
 from octavo.bench.output.run import ClientMachine, git_revision
 
 if TYPE_CHECKING:
     from octavo.bench.output.comparison_plots import Ratio
 
-RESULT = "ab.json"
 SCHEMA_VERSION = 1
 """Goes up when a reader of an older version would misread the file."""
 
@@ -55,7 +54,7 @@ def ab_json(
 def write_result(folder: Path, values: dict[str, Any]) -> None:
     """values: of `ab_json`."""
     text = json.dumps(values, indent=2, allow_nan=False)
-    (folder / RESULT).write_text(text + "\n", encoding="utf-8")
+    (folder / COMPARISON).write_text(text + "\n", encoding="utf-8")
 
 
 def draw(folder: Path, title: str, result: AbResult) -> None:

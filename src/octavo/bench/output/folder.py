@@ -20,6 +20,7 @@ from octavo.bench.records import RequestRecord
 from octavo.core.errors import ConfigError
 
 RUN, REQUESTS, POINTS = "run.json", "requests.jsonl", "points.csv"
+COMPARISON = "ab.json"  # of octavo ab, in place of run.json
 
 
 class PointKey(NamedTuple):
@@ -64,7 +65,11 @@ def new_folder(out: Path | None = None, *, overwrite: bool = False) -> Path:
             f"the folder {folder} is not empty: name another with --out, or give --overwrite"
         )
     if not is_empty:
-        for name in (RUN, REQUESTS):  # a run that is cut short must not look like the old one
+        for name in (
+            RUN,
+            COMPARISON,
+            REQUESTS,
+        ):  # a run that is cut short must not look like the old one
             (folder / name).unlink(missing_ok=True)
     return folder
 

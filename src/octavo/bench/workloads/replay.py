@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -53,19 +53,21 @@ class FileWorkload:
         self,
         *,
         seed: int,
-        count: int,
+        count: int | None,
         vocabulary: Vocabulary,
         api: Api = "completions",
         time_scale: float | None = None,
+        seconds: float | None = None,
         rate: float | None = None,
         burstiness: float = 1.0,
         nonce: str = "",
         max_model_len: int | None = None,
         takes_token_ids: bool = True,
     ) -> Replay:
-        """The first `count` requests that can be sent, in the file's order.
+        """The first `count` requests that can be sent, in the file's order; all for None.
 
-        time_scale: requests arrive at the file's times, multiplied by this (2: half as fast). rate:
+        time_scale: requests arrive at the file's times, multiplied by this (2: half as fast), and
+        those that come later than `seconds` after the file's first are left out. rate:
         they arrive as a gamma process instead. Without both, none has an arrival. A trace whose
         times lie on a grid of a second or more (Mooncake's 3 s, BurstGPT's 1 s) gets each time
         moved to any place in its cell: else requests would come in volleys that nobody sent.
@@ -76,6 +78,8 @@ class FileWorkload:
         """
         if time_scale is not None and rate is not None:
             raise ConfigError("arrivals come from the file (a time scale) or from a rate, not both")
+        if time_scale is not None and not 0 < time_scale < math.inf:
+            raise ConfigError(f"the time scale is {time_scale:g}; it must be a number above 0")
         writer = PromptWriter(
             vocabulary, api, seed=seed, nonce=nonce, takes_token_ids=takes_token_ids
         )
@@ -88,6 +92,8 @@ class FileWorkload:
         if time_scale is None:
             rows = (replace(row, time_s=None) for row in rows)
         else:
+            if seconds is not None:
+                rows = _begun_within(rows, seconds / time_scale)
             rows = iter(_by_arrival(self.path, list(islice(rows, count)), time_scale, seed, notes))
         planned: list[PlannedRequest] = []
         for row in rows:
@@ -102,7 +108,7 @@ class FileWorkload:
             arrivals = Gamma(burstiness=burstiness)
             times = arrival_times(arrivals, rate=rate, count=len(planned), seed=f"{seed}\0arrivals")
             planned = [replace(p, arrival_s=t) for p, t in zip(planned, times, strict=True)]
-        if len(planned) < count:
+        if count is not None and len(planned) < count:
             notes.append(f"{self.path.name} has {len(planned)} requests of the {count} asked for")
         return Replay(requests=planned, dropped=dict(dropped), notes=notes)
 
@@ -216,12 +222,21 @@ class _Planner:
         )
 
 
+def _begun_within(rows: Iterable[Row], seconds: float) -> Iterator[Row]:
+    """Those that come at most so long after the file's first, and those without a time."""
+    last_s = None
+    for row in rows:
+        if row.time_s is not None:
+            last_s = row.time_s + seconds if last_s is None else last_s
+            if row.time_s > last_s:
+                continue
+        yield row
+
+
 def _by_arrival(
     path: Path, rows: Sequence[Row], time_scale: float, seed: int, notes: list[str]
 ) -> list[Row]:
     """In the order of their times, which begin at zero."""
-    if not (math.isfinite(time_scale) and time_scale > 0):
-        raise ConfigError(f"the time scale is {time_scale:g}; it must be a number above 0")
     known = [row.time_s for row in rows if row.time_s is not None]
     if len(known) < len(rows):
         raise ConfigError(f"{path} has no times of arrival; give a rate or a concurrency instead")
