@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from octavo.bench.output.run import without_keys
 from octavo.core.errors import ConfigError
 
 BASELINES = ("hf-naive", "hf-static")
@@ -30,9 +31,9 @@ _LINES_OF_LOG = 12
 
 @dataclass(frozen=True)
 class Arm:
-    """name: unique in an experiment, short enough for a table. text: as the user wrote it, without
-    the name. url: of a server that runs already; or command: what starts one, where {port} stands
-    for a free port.
+    """name: unique in an experiment, short enough for a table, without keys. text: as the user
+    wrote it, without the name. url: of a server that runs already; or command: what starts one,
+    where {port} stands for a free port.
     """
 
     name: str
@@ -71,7 +72,7 @@ def parse_arm(text: str) -> Arm:
         raise ConfigError("an arm is empty; give a URL, `octavo ...`, hf-naive, or a command")
     known = words[0] == "octavo" or words[0] in BASELINES
     return Arm(
-        name or (text if known else Path(words[0]).name),
+        name or (without_keys(text) if known else Path(words[0]).name),
         text,
         command=tuple(_command(words, text)),
     )
@@ -89,6 +90,8 @@ def _command(words: Sequence[str], text: str) -> Sequence[str]:
         batching = program.removeprefix("hf-")
         module = "octavo.bench.ab.hf_server"
         return (sys.executable, "-m", module, "--batching", batching, *flags, "--port", _PORT)
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", text):
+        raise ConfigError(f"{text!r} has no scheme; write http://{text}")
     if not any(_PORT in word for word in words):
         raise ConfigError(
             f"{text!r} is neither a URL, nor octavo, {' or '.join(BASELINES)}, nor a command with "
@@ -185,11 +188,11 @@ def _wait_until_ready(
                 status = client.get(f"{root}/health").status_code
                 if status != 503:  # 404 and the like: there is no such path
                     status = client.get(f"{root}/v1/models").status_code
-                if status == 200 or (process is None and status in (401, 403)):
+                if status in (200, 401, 403):  # without the key it can't be told more
                     return
                 answer = f"HTTP {status}"
             except httpx.HTTPError as error:
-                answer = type(error).__name__
+                answer = str(error) or type(error).__name__
             now = time.monotonic()
             if process is not None and process.poll() is not None:
                 raise ConfigError(

@@ -59,10 +59,15 @@ async def measure(
     with started(arm, folder) as url:
         session = await open_session(url, settings, folder, progress)
         played = await play(session)
+    served = Served.of(
+        session.target,
+        {} if arm.url else {"started as": arm.text},
+        name="" if arm.name == arm.text and arm.url else arm.name,
+    )
     run = Run(
         started_at=started_at,
         command=command,
-        served=Served.of(session.target, {} if arm.url else {"started as": arm.text}),
+        served=served,
         workload=_described(settings.workload),
         seeds=tuple(sorted({point.seed for point in played.points})),
         slo=None if settings.slo is None else settings.slo.text,

@@ -41,11 +41,15 @@ _HEADROOM = 2.0
 _WARM_UP_SEED = 1_000_003
 _MOST_WARM_UPS = 8
 _STEADY = 0.05
+_UNSTEADY = 0.25
+"""Of which users are told. Rounds of few short requests differ by more than _STEADY as a rule."""
 _STEADY_ROUNDS = 3
 _LEAST_REQUESTS = 32
 _REQUESTS_PER_USER = 6
 """So that most of a closed loop's time lies in its steady window."""
 _PROBE_LEN = 256
+_MOST_CLIPPED = 0.5
+"""Beyond, it is another workload."""
 
 Progress = Callable[[str, int], "Callable[[], None]"]
 """(what begins, how many requests it has) -> what is called after each of them."""
@@ -98,8 +102,6 @@ class Session:
         self._vocabulary = vocabulary
         self._encode = count_tokens
         self._folder = folder
-        # A server that was measured before knows the prompts of then.
-        self._nonce = str(time.time_ns())
         self._progress = progress
         self._notes: dict[str, str] = {}  # by what they are about: the last point speaks for all
         self._client: SelfTest | None = None
@@ -207,6 +209,13 @@ class Session:
             notes |= {note: note for note in replay.notes}
         if shortened := clipping(planned):
             notes["clipped"] = shortened
+        clipped = sum(request.clipped_len > 0 for request in planned)
+        if clipped > _MOST_CLIPPED * len(planned):
+            raise ConfigError(
+                f"{clipped} of {len(planned)} requests don't fit the context of "
+                f"{self.target.max_model_len} tokens; use a smaller --scale, or give the server a "
+                "longer context"
+            )
         if is_measured:
             self._notes |= notes
         return planned
@@ -236,7 +245,8 @@ class Session:
         )
         seconds = (run.end_ns - run.start_ns) / 1e9
         num_chunks = sum(len(record.chunk_ns) for record in run.records)
-        self._most_chunks_per_s = max(self._most_chunks_per_s, num_chunks / seconds)
+        if num_chunks:
+            self._most_chunks_per_s = max(self._most_chunks_per_s, num_chunks / seconds)
         return run
 
     def _most_client_chunks_per_s(self, num_workers: int) -> float | None:
@@ -260,7 +270,8 @@ class Session:
         on_done = self._progress("warming up", 2 + _MOST_WARM_UPS * users)
         for number in range(-1, _MOST_WARM_UPS):
             count = 2 if number < 0 else users
-            spec = LoadSpec(concurrency=count, seed=_WARM_UP_SEED + number, num_requests=count)
+            # The same lengths in each round: times can be compared.
+            spec = LoadSpec(concurrency=count, seed=_WARM_UP_SEED, num_requests=count)
             point = LoadPoint(
                 label="warm-up",
                 requests=self._requests(spec, nonce=f"warm-up {number}", is_measured=False),
@@ -285,10 +296,13 @@ class Session:
             last = took[-_STEADY_ROUNDS:]
             if len(last) == _STEADY_ROUNDS and max(last) < (1 + _STEADY) * min(last):
                 return
-        self._notes["warm-up"] = (
-            f"after {_MOST_WARM_UPS} rounds of warm-up, times still differed by more than "
-            f"{_STEADY:.0%}: the machine is busy with something else, or the server is not steady"
-        )
+        last = took[-_STEADY_ROUNDS:]
+        if max(last) > (1 + _UNSTEADY) * min(last):
+            self._notes["warm-up"] = (
+                f"after {_MOST_WARM_UPS} rounds of warm-up, times still differed by "
+                f"{max(last) / min(last) - 1:.0%}: the machine is busy with something else, or the "
+                "server is not steady"
+            )
 
     async def _probe_prefix_cache(self) -> None:
         """Send one new prompt twice: does the server have a prefix cache, and does it say so?"""

@@ -54,15 +54,16 @@ def git_revision() -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """The server that was measured: see Target. version: empty if it doesn't tell. settings: as far
-    as it tells them. Headers are left out, and so are a user and password in the address: they may
-    hold keys.
+    """The server that was measured: see Target. name: among the servers of one command, empty for
+    an address. version: empty if it doesn't tell. settings: as far as it tells them. Headers are
+    left out, and so are a user and password in the address: they may hold keys.
     """
 
     base_url: str
     model: str
     api: str
     engine: str
+    name: str = ""
     version: str = ""
     max_model_len: int | None = None
     forces_length: bool = True
@@ -71,8 +72,11 @@ class Served:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, target: Target, settings: Mapping[str, str] | None = None) -> Self:
+    def of(
+        cls, target: Target, settings: Mapping[str, str] | None = None, *, name: str = ""
+    ) -> Self:
         return cls(
+            name=name,
             base_url=_without_password(target.base_url),
             model=target.model,
             api=target.api,

@@ -70,11 +70,12 @@ def by_load(points: Sequence[Point]) -> list[Point]:
 
 
 def title(run: Run) -> str:
-    """SmolLM2 on octavo 0.1.0, mixed"""
+    """SmolLM2 on octavo 0.1.0, mixed; before it, the name that the user gave the server"""
     served = run.served
     version = f" {served.version}" if served.version else ""
     engine = served.base_url if served.engine == "unknown" else f"{served.engine}{version}"
-    return printable(f"{served.model} on {engine}, {run.workload.name}")
+    name = f"{served.name}: " if served.name else ""
+    return printable(f"{name}{served.model} on {engine}, {run.workload.name}")
 
 
 def count_checks(run: Run) -> str:

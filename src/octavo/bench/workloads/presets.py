@@ -30,10 +30,10 @@ def workload_named(name: str) -> Workload:
     presets = _presets()
     if name not in presets:
         near = get_close_matches(name, presets, n=1)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        meant = f", did you mean {near[0]}?" if near else "."
         raise ConfigError(
-            f"there is no workload {name!r}{meant} There are {', '.join(presets)}; a workload of "
-            "your own is a file that ends in .yaml"
+            f"there is neither a workload {name!r} nor a file of this name{meant} There are "
+            f"{', '.join(presets)}; a workload of your own is a file that ends in .yaml"
         )
     return Workload.model_validate({"name": name, **presets[name]})
 
