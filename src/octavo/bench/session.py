@@ -134,10 +134,10 @@ class Session:
         on_done = self._progress(_words(point), len(requests))
         # Users who all begin at once would make a burst that is no part of the load.
         run = await self._play(point, stop, on_done, ramp_s=self._seconds_per_request)
-        self.phases += Phase.of_point(run)
-        append_requests(self._folder, PointKey(point.label, point.seed), run.records)
         if not run.records or all(record.sent_ns is None for record in run.records):
             raise ConfigError(f"{point.label} was stopped before its first request")
+        self.phases += Phase.of_point(run)
+        append_requests(self._folder, PointKey(point.label, point.seed), run.records)
         figures = summarize(run, self.settings.slo, self._evidence(spec, run.client.num_workers))
         self.points.append(figures)
         return run, figures
