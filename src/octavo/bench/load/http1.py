@@ -73,6 +73,8 @@ class _Connection(asyncio.Protocol):
         self.transport.write(request)
         self._http.send(_A_REQUEST)
         self._http.send(h11.EndOfMessage())
+        if self.transport.is_closing():  # lost while it was new: nobody will tell of it again
+            self._end(exchange.sent_ns, ProtocolError("the server closed the connection"))
         try:
             await self._ended
         finally:

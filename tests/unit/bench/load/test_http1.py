@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -136,6 +137,32 @@ def test_a_new_connection_that_is_closed_at_once_is_an_error() -> None:
     (exchange,), server = exchanged(raw(b"", hangs_up=True))
     assert isinstance(exchange.error, ProtocolError)
     assert len(server.replies) == 1
+
+
+def test_a_new_connection_that_is_lost_before_its_request_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a server dies that the kernel still takes connections for."""
+    connect = Connections._connect
+
+    async def lost(connections: Connections) -> Any:
+        connection = await connect(connections)
+        connection.transport.abort()
+        await asyncio.sleep(0.01)
+        return connection
+
+    monkeypatch.setattr(Connections, "_connect", lost)
+
+    async def use(connections: Connections, request: bytes) -> list[Exchange]:
+        exchange = Exchange()
+        async with asyncio.timeout(10):
+            await connections.run(request, exchange)
+        return [exchange]
+
+    ((exchange,), server) = exchanged(answer({}), use)
+    assert isinstance(exchange.error, ProtocolError)
+    assert exchange.end_ns is not None
+    assert server.replies == []
 
 
 def test_nothing_listening_is_an_error_with_an_end() -> None:
