@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from octavo.bench.load.self_test import SelfTest
 from octavo.bench.session import Settings
 from octavo.bench.workloads.workload import Workload
 from support.mock_server import MockServer, Reply, Respond, stream
@@ -30,6 +31,18 @@ def server(respond: Respond | None = None, **card: Any) -> MockServer:
 
 def settings(**changes: Any) -> Settings:
     return Settings(**{"workload": SHORT, "seconds_per_point": 1.0, **changes})
+
+
+async def no_self_test(concurrency: int, chunks_per_s: float) -> SelfTest:
+    """In place of `self_test`, which has tests of its own and takes seconds."""
+    return SelfTest(
+        concurrency=concurrency,
+        chunk_rate=chunks_per_s,
+        cpu_share=0.01,
+        delay_p50_ms=0.1,
+        delay_p99_ms=0.2,
+        request_ms=1.0,
+    )
 
 
 class Steps:

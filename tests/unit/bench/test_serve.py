@@ -16,7 +16,6 @@ import pytest
 from octavo.bench import session as sessions
 from octavo.bench.launch import parse_arm
 from octavo.bench.load.plan import LoadSpec
-from octavo.bench.load.self_test import SelfTest
 from octavo.bench.output.folder import read_folder
 from octavo.bench.serve import (
     Measured,
@@ -33,7 +32,7 @@ from octavo.bench.workloads.presets import workload_named
 from octavo.bench.workloads.replay import FileWorkload
 from octavo.core.errors import ConfigError
 from support import stub_server
-from support.measured_server import SHORT, Steps, names, server, settings
+from support.measured_server import SHORT, Steps, names, no_self_test, server, settings
 from support.mock_server import MockServer, Reply, Respond, in_thread, stream
 
 ONE = LoadSpec(concurrency=1, num_requests=3)
@@ -43,18 +42,7 @@ FILES = {"run.json", "requests.jsonl", "points.csv", "report.md", "report.html"}
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client is not tested each time, one round is a warm-up, and no picture is drawn."""
-
-    async def found(concurrency: int, chunks_per_s: float) -> SelfTest:
-        return SelfTest(
-            concurrency=concurrency,
-            chunk_rate=chunks_per_s,
-            cpu_share=0.01,
-            delay_p50_ms=0.1,
-            delay_p99_ms=0.2,
-            request_ms=1.0,
-        )
-
-    monkeypatch.setattr(sessions, "self_test", found)
+    monkeypatch.setattr(sessions, "self_test", no_self_test)
     monkeypatch.setattr(sessions, "_MOST_WARM_UPS", 1)
     monkeypatch.setattr("octavo.bench.output.reports.can_draw", lambda: False)
 

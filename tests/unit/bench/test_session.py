@@ -11,32 +11,19 @@ import pytest
 
 from octavo.bench import session as sessions
 from octavo.bench.load.plan import LoadSpec
-from octavo.bench.load.self_test import SelfTest
 from octavo.bench.output.folder import REQUESTS
 from octavo.bench.points import CheckStatus
 from octavo.bench.session import Session, open_session
 from octavo.bench.workloads.replay import FileWorkload
 from octavo.bench.workloads.workload import Workload
 from octavo.core.errors import ConfigError
-from support.measured_server import Steps, server, settings
+from support.measured_server import Steps, no_self_test, server, settings
 from support.mock_server import MockServer, Reply, Respond, answer, stream
 
 
 @pytest.fixture(autouse=True)
 def _no_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has tests of its own, and takes seconds."""
-
-    async def found(concurrency: int, chunks_per_s: float) -> SelfTest:
-        return SelfTest(
-            concurrency=concurrency,
-            chunk_rate=chunks_per_s,
-            cpu_share=0.01,
-            delay_p50_ms=0.1,
-            delay_p99_ms=0.2,
-            request_ms=1.0,
-        )
-
-    monkeypatch.setattr(sessions, "self_test", found)
+    monkeypatch.setattr(sessions, "self_test", no_self_test)
 
 
 def in_session(
