@@ -40,6 +40,8 @@ _HEADROOM = 2.0
 """Of what the client can take, over what the server is expected to send."""
 _WARM_UP_SEED = 1_000_003
 _MOST_WARM_UPS = 8
+_WARM_UP_S = 30.0
+"""After which no round of it is begun."""
 _STEADY = 0.05
 _UNSTEADY = 0.25
 """Of which users are told. Rounds of few short requests differ by more than _STEADY as a rule."""
@@ -262,9 +264,10 @@ class Session:
         )
 
     async def _warm_up(self, concurrency: int) -> None:
-        """Rounds of new prompts until three in a row take equally long, at most eight: what runs
-        once for each shape, fills caches or wakes a processor must not be measured.
+        """Rounds of new prompts until three in a row take equally long, as far as time allows: what
+        runs once for each shape, fills caches or wakes a processor must not be measured.
         """
+        begin = time.monotonic()
         users = min(concurrency, 32)
         took: list[float] = []
         on_done = self._progress("warming up", 2 + _MOST_WARM_UPS * users)
@@ -296,10 +299,12 @@ class Session:
             last = took[-_STEADY_ROUNDS:]
             if len(last) == _STEADY_ROUNDS and max(last) < (1 + _STEADY) * min(last):
                 return
+            if time.monotonic() - begin > _WARM_UP_S:
+                break
         last = took[-_STEADY_ROUNDS:]
         if max(last) > (1 + _UNSTEADY) * min(last):
             self._notes["warm-up"] = (
-                f"after {_MOST_WARM_UPS} rounds of warm-up, times still differed by "
+                f"after {len(took)} round{'s' * (len(took) > 1)} of warm-up, times still differed by "
                 f"{max(last) / min(last) - 1:.0%}: the machine is busy with something else, or the "
                 "server is not steady"
             )

@@ -371,7 +371,10 @@ def _capacity_checks(capacity: Capacity) -> Sequence[Check]:
                 value=f"{capacity.num_seeds} seeds",
                 limit=f"{capacity.wanted_seeds or 3} seeds",
                 why="lambda_SLO was not shown on enough runs that its search did not see. Let the "
-                "search run to its end, with a larger budget.",
+                "search run to its end, with a larger budget."
+                if capacity.wanted_seeds
+                else "lambda_SLO is read from the rates that were given. Without --rates it is "
+                "searched for, and shown on fresh seeds.",
             )
         )
     uncertain = sum(not trial.is_certain for trial in capacity.trials)

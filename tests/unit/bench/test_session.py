@@ -238,6 +238,19 @@ class TestPreparing:
         assert 3 * 3 <= len(prompts) - 2 <= 8 * 3
         assert not (tmp_path / REQUESTS).exists()
 
+    def test_a_warm_up_ends_in_time_and_says_if_the_server_was_not_steady(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sessions, "_WARM_UP_S", 0.0)
+        monkeypatch.setattr(sessions, "_UNSTEADY", -1.0)
+
+        async def prepare(session: Session) -> Session:
+            await session.prepare(1)
+            return session
+
+        (note,) = in_session(tmp_path, prepare).notes
+        assert note.startswith("after 1 round of warm-up, times still differed by 0%")
+
     def test_a_server_that_fails_all_is_refused(self, tmp_path: Path) -> None:
         async def respond(reply: Reply) -> None:
             is_probe = len(reply.json["prompt"]) != 20

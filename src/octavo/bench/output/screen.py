@@ -61,18 +61,31 @@ def _lines(run: Run, folder: Path | None) -> list[Text]:
     room = MOST_LINES - 1 - len(short) - len(notes) - 1 - len(end)
 
     said = [*checks_in_words(run), *map(printable, run.notes)]
-    reasons = [line for words in said for line in _wrapped(words, "  ")]
+    reasons = _reasons(said)
     num_rows = min(len(rows), max(room - _HEADER_LINES - len(reasons), _LEAST_ROWS))
     table = _table(_elided(rows, num_rows)) if rows else []
     room -= len(table)
-    if len(reasons) > room:
-        reasons = [*reasons[: max(0, room - 1)], Text("  … more in the report")][:room]
+    reasons = _reasons(said, room)
     room -= len(reasons)
 
     told = [line for finding in findings for line in _wrapped(printable(finding.sentence), "")]
     if len(told) - len(short) > room:
         told = short
     return [Text(title(run), style="bold"), *table, *told, *notes, verdict, *reasons, *end]
+
+
+def _reasons(said: Sequence[str], room: int | None = None) -> list[Text]:
+    """Sentences as long as there is room; then one line that names what else there is."""
+    lines: list[Text] = []
+    for place, words in enumerate(said):
+        more = _wrapped(words, "  ")
+        is_last = place + 1 == len(said)
+        if room is not None and len(lines) + len(more) > room - (not is_last):
+            names = ", ".join(words.partition(" (")[0] for words in said[place:])
+            lines.append(Text(f"  … in the report: {names}"))
+            return lines[: max(0, room)]
+        lines += more
+    return lines
 
 
 def _rows(points: Sequence[Point]) -> list[dict[str, str]]:

@@ -102,12 +102,13 @@ def log_axis(axes: Axes, which: str, values: Sequence[float], *, ticks: Sequence
 
 
 def scale_for(axes: Axes, which: str, values: Sequence[float]) -> None:
-    """Logarithmic where values differ more than fivefold, else linear from zero."""
-    known = [value for value in values if value > 0]
-    if known and max(known) > 5 * min(known):
-        log_axis(axes, which, known, ticks=ticks_125(min(known), max(known)))
+    """Logarithmic where values differ more than fivefold, else, or where some are zero and have no
+    place on such an axis, linear from zero.
+    """
+    if values and 0 < 5 * min(values) < max(values):
+        log_axis(axes, which, values, ticks=ticks_125(min(values), max(values)))
         return
-    scale_from_zero(axes, which, known)
+    scale_from_zero(axes, which, values)
 
 
 def scale_from_zero(axes: Axes, which: str, values: Sequence[float]) -> None:

@@ -91,6 +91,14 @@ def test_what_is_missing_is_left_out_of_a_picture() -> None:
         assert_is_picture(picture.png)
 
 
+def test_latencies_of_zero_have_their_place() -> None:
+    """All tokens of a request may come at once: then its TPOT is 0."""
+    zero = replace(quantiles(1.0), p50=Estimate(0.0, 0.0, 0.2))
+    points = [closed_point(users, metrics={"tpot": zero}) for users in (1, 2, 4)]
+    for picture in pictures_of(Results(run_of(*points), {})):
+        assert_is_picture(picture.png)
+
+
 def test_requests_that_all_failed_leave_no_picture() -> None:
     assert pictures_of(Results(run_of(closed_point(1, num_ok=0, metrics={})), {})) == []
 
