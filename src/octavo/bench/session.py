@@ -304,7 +304,7 @@ class Session:
         last = took[-_STEADY_ROUNDS:]
         if max(last) > (1 + _UNSTEADY) * min(last):
             self._notes["warm-up"] = (
-                f"after {len(took)} round{'s' * (len(took) > 1)} of warm-up, times still differed by "
+                "when the warm-up ended, its last rounds still differed by "
                 f"{max(last) / min(last) - 1:.0%}: the machine is busy with something else, or the "
                 "server is not steady"
             )

@@ -249,7 +249,7 @@ class TestPreparing:
             return session
 
         (note,) = in_session(tmp_path, prepare).notes
-        assert note.startswith("after 1 round of warm-up, times still differed by 0%")
+        assert note.startswith("when the warm-up ended, its last rounds still differed by 0%")
 
     def test_a_server_that_fails_all_is_refused(self, tmp_path: Path) -> None:
         async def respond(reply: Reply) -> None:
