@@ -12,13 +12,14 @@ import pytest
 from octavo.bench import session as sessions
 from octavo.bench.load.plan import LoadSpec
 from octavo.bench.output.folder import REQUESTS
-from octavo.bench.points import CheckStatus
-from octavo.bench.session import Session, open_session
+from octavo.bench.points import CheckStatus, Point
+from octavo.bench.session import Session, Settings, open_session
 from octavo.bench.workloads.replay import FileWorkload
 from octavo.bench.workloads.workload import Workload
 from octavo.core.errors import ConfigError
 from support.measured_server import Steps, no_self_test, server, settings
 from support.mock_server import MockServer, Reply, Respond, answer, stream
+from support.scripted import ScriptedExecutor, always, byte_model, scripted_server
 
 
 @pytest.fixture(autouse=True)
@@ -213,7 +214,7 @@ class TestAContext:
         session, run, _ = point(tmp_path, spec, mock=server(max_model_len=48), workload=workload)
         assert all(record.prompt_len + record.max_tokens <= 48 for record in run.records)
         (note,) = session.notes
-        assert "of 40 requests were shortened to fit the context of 48 tokens" in note
+        assert "of 40 requests were shortened to fit the context" in note
 
     def test_that_is_too_small_for_most_is_refused(self, tmp_path: Path) -> None:
         spec = LoadSpec(concurrency=1, num_requests=2)
@@ -302,3 +303,24 @@ def test_more_processes_send_load_when_one_could_not(tmp_path: Path) -> None:
 
     assert in_session(tmp_path, play, workers=2) == 2
     assert in_session(tmp_path, play) == 1
+
+
+def test_a_server_that_was_measured_before_knows_none_of_the_prompts(tmp_path: Path) -> None:
+    """Though lengths and arrivals are the same: seeds are."""
+
+    async def measured(url: str, name: str) -> Point:
+        folder = tmp_path / name
+        folder.mkdir()
+        settings = Settings(workload=Workload.of_lengths(64, 4), workers=1)
+        session = await open_session(url, settings, folder, lambda what, count: lambda: None)
+        await session.prepare(2)
+        spec = LoadSpec(concurrency=2, seed=3, num_requests=8)
+        _, point = await session.play(spec, asyncio.Event())
+        return point
+
+    with scripted_server(ScriptedExecutor(always([97])), byte_model()) as server:
+        points = [asyncio.run(measured(server.url, name)) for name in ("first", "second")]
+    for point in points:
+        assert point.num_cached_tokens == 0
+        [check] = [check for check in point.checks if check.id == "prefix_cache"]
+        assert check.status is CheckStatus.PASS

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from octavo.bench.capacity import capacity_of
-from octavo.bench.curves import annotated_knee, ceiling, knee, rungs_of, scalability
+from octavo.bench.curves import ceiling, knee, rungs_of, scalability
 from octavo.bench.isotonic import Trial
+from octavo.bench.kneedle import annotated_knee
 from octavo.bench.load.target import Target
 from octavo.bench.output.run import ClientMachine, Phase, Run, Served, schema
 from octavo.bench.points import CheckStatus
