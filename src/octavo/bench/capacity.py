@@ -125,8 +125,8 @@ async def find_capacity(
 
 
 def capacity_of(trials: Sequence[Trial]) -> Capacity:
-    """Read from rates that someone chose, without a search and without validation. Raises
-    ConfigError without trials.
+    """Read from rates that someone chose, without a search and without validation: the highest of
+    those below where the SLO is missed. Raises ConfigError without trials.
     """
     if not trials:
         raise ConfigError("no rate was played, so that there is no capacity; give --rates")
@@ -136,7 +136,7 @@ def capacity_of(trials: Sequence[Trial]) -> Capacity:
     if found.rate == 0:
         return _never_met(trials, 0, False)
     method = "open loop at the given rates; isotonic regression; not validated"
-    return _found(trials, found.rate, 0, 0, missed_at=found.upper, method=method)
+    return _found(trials, found.lower, 0, 0, missed_at=found.upper, method=method)
 
 
 def missed_alone(trial: Trial, num_seeds: int = 3) -> Capacity | None:

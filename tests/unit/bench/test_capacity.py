@@ -340,7 +340,8 @@ def test_given_rates_are_read_without_validation() -> None:
     found = capacity_of([judge(rate, 0) for rate in (0.2, 0.4, 0.6, 0.8)])
     assert found.outcome is Outcome.FOUND
     assert found.estimate is not None
-    assert found.estimate.value == pytest.approx(0.7)
+    assert found.estimate.value == 0.6  # between it and 0.8 nothing was played
+    assert covers(found, 0.7)
     assert not found.is_validated
     assert "not validated" in found.sentence
     assert capacity_of([judge(0.1, 0)]).outcome is Outcome.ALWAYS_MET
