@@ -5,6 +5,7 @@ Typer's own tables cut long flag names off in a terminal of 80 columns.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from typer.core import TyperCommand
@@ -19,6 +20,8 @@ class Verb(TyperCommand):
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             if record := parameter.get_help_record(ctx):
+                name, text = record
+                record = re.sub(r" <.*>$", "", name), text  # a type's name in Python is no help
                 is_argument = parameter.param_type_name == "argument"
                 panel = getattr(parameter, "rich_help_panel", None)
                 title = "Arguments" if is_argument else panel or "Options"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TargetArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="SERVER...",
+        metavar="SERVER",
         help="What to measure: a URL, e.g. http://localhost:8000; `octavo` with flags of `octavo "
         "serve` in quotes; or any command with {port} in it, which is started and ended here. "
         "Several are measured one after another.",
@@ -90,9 +90,7 @@ BurstinessOption = Annotated[
         min=0.001,
     ),
 ]
-SeedOption = Annotated[
-    int, typer.Option(metavar="INT", help="Of lengths, prompts and arrivals; the same, the same.")
-]
+SeedOption = Annotated[int, typer.Option(metavar="INT", help="Of lengths, words and arrivals.")]
 WorkersOption = Annotated[
     int | None,
     typer.Option(metavar="INT", help="Processes that make load (default: as needed).", min=1),

@@ -70,7 +70,8 @@ def serve(
         float | None,
         typer.Option(
             metavar="FACTOR",
-            help="Open loop: the times of a trace's file, multiplied by this (2: half as fast).",
+            help="Open loop: the times of a trace's file, multiplied by this (2: half as fast), "
+            "for --seconds or --num-prompts.",
             min=0.001,
         ),
     ] = None,
