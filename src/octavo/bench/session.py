@@ -108,6 +108,7 @@ class Session:
         self._notes: dict[str, str] = {}  # by what they are about: the last point speaks for all
         self._client: SelfTest | None = None
         self._seconds_per_request = math.nan  # of a lone user
+        self._most_requests_per_s = math.inf  # of a closed loop, as far as the warm-up shows
         self._most_chunks_per_s = 1.0
 
     async def prepare(self, concurrency: int) -> None:
@@ -173,7 +174,7 @@ class Session:
         """
         closed = [point for point in self.points if point.mode == "closed"]
         if not closed:
-            return users / self._seconds_per_request
+            return min(users / self._seconds_per_request, self._most_requests_per_s)
         nearest = min(closed, key=lambda point: abs(math.log(point.offered / users)))
         rate = nearest.request_rate.value
         return rate * min(1.0, users / nearest.offered)
@@ -287,14 +288,21 @@ class Session:
                     f"{self.target.base_url} fails the workload's requests: "
                     f"{run.records[0].error or run.records[0].failure}"
                 )
-            per_token = [
-                (record.done_ns - record.sent_ns) / (record.prompt_len + record.num_output_tokens)
-                for record in done
+            latencies_s = [
+                (record.done_ns - record.sent_ns) / 1e9
                 if record.done_ns and record.sent_ns
+                else 0.0
+                for record in done
+            ]
+            per_token = [
+                latency_s / (record.prompt_len + record.num_output_tokens)
+                for latency_s, record in zip(latencies_s, done, strict=True)
             ]
             if number < 0:
                 self._seconds_per_request = (run.end_ns - run.start_ns) / 1e9 / len(done)
                 continue
+            # Little's law; a round's users all begin at once, and nobody takes a leaver's place.
+            self._most_requests_per_s = users * len(done) / sum(latencies_s)
             took.append(sum(per_token) / len(per_token))
             last = took[-_STEADY_ROUNDS:]
             if len(last) == _STEADY_ROUNDS and max(last) < (1 + _STEADY) * min(last):

@@ -144,6 +144,23 @@ class TestHowManyRequests:
 
         assert in_session(tmp_path, count, seconds_per_point=10.0) == 400
 
+    def test_unless_the_warm_up_showed_that_they_wait_for_each_other(self, tmp_path: Path) -> None:
+        """One request at a time, 20 ms each: more users are no more requests per second."""
+        served = asyncio.Lock()
+
+        async def respond(reply: Reply) -> None:
+            async with served:
+                await asyncio.sleep(0.02)
+                await stream()(reply)
+
+        async def count(session: Session) -> int:
+            await session.prepare(8)
+            return session.num_requests_for(LoadSpec(concurrency=8))
+
+        found = in_session(tmp_path, count, mock=server(respond), seconds_per_point=10.0)
+        # 50 requests/s at most; users who all begin at once wait half as long as in a steady state.
+        assert 48 <= found <= 2 * 500
+
     def test_and_later_as_the_nearest_load_that_was_played(self, tmp_path: Path) -> None:
         async def count(session: Session) -> tuple[float, int, int]:
             _, played = await session.play(
