@@ -16,9 +16,9 @@ import random
 import time
 from typing import Any
 
+from octavo.bench.ab.hf_models import BatchCounts, HuggingFaceModel, Row
 from octavo.core.sampling_params import SamplingParams
 from octavo.llm import LLM
-from octavo.weights import open_checkpoint
 
 FORMATS: dict[str, dict[str, Any]] = {
     "stored": {},
@@ -63,34 +63,19 @@ def mixed_requests(count: int) -> list[Request]:
 
 def loop_speed(requests: list[Request], dtype: str) -> float:
     """Output tokens per second."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    checkpoint = open_checkpoint("default")
-    config = AutoConfig.for_model(**checkpoint.config)
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
-    weights = {name: torch.from_numpy(checkpoint.read(name)) for name in checkpoint.tensors}
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    if unexpected or set(missing) - {"lm_head.weight"}:  # which is tied
-        raise SystemExit(f"transformers has other weights: {missing} {unexpected}")
-
-    def play(ids: list[int], count: int) -> None:
-        inputs = torch.tensor([ids])
-        output = model.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            do_sample=False,
-            min_new_tokens=count,
-            max_new_tokens=count,
-        )
-        if output.shape[1] != len(ids) + count:
-            raise SystemExit("transformers did not generate the tokens that were asked for")
-
-    play(requests[0][0], 4)  # warm up
+    model = HuggingFaceModel("default", dtype=dtype)
+    play(model, requests[0][0], 4)  # warm up
     start = time.perf_counter()
     for ids, count in requests:
-        play(ids, count)
+        play(model, ids, count)
     return sum(count for _, count in requests) / (time.perf_counter() - start)
+
+
+def play(model: HuggingFaceModel, ids: list[int], count: int) -> None:
+    row = Row(prompt=ids, max_tokens=count, ignores_eos=True, on_token=lambda token: None)
+    model.generate([row], lambda tokens: None, BatchCounts())
+    if row.num_tokens != count:
+        raise SystemExit("transformers did not generate the tokens that were asked for")
 
 
 def octavo_speed(requests: list[Request], flags: dict[str, Any]) -> float:

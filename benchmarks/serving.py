@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 
 import httpx
 
-OCTAVO = [sys.executable, "-m", "octavo.cli.main"]
 _URL = re.compile(r"http://[\d.]+:\d+")
 
 WORDS = [
@@ -116,8 +114,3 @@ async def concurrently(url: str, count: int, max_tokens: int, first: int = 0) ->
     async with client(url) as http:
         jobs = [stream(http, prompt(first + i), max_tokens) for i in range(count)]
         return list(await asyncio.gather(*jobs))
-
-
-async def one_by_one(url: str, count: int, max_tokens: int, first: int = 0) -> list[Stream]:
-    async with client(url) as http:
-        return [await stream(http, prompt(first + i), max_tokens) for i in range(count)]

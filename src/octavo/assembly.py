@@ -21,14 +21,22 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from octavo.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from octavo.config import Config, ModelConfig
 from octavo.core.clock import monotonic
 from octavo.core.dtypes import KV_DTYPE_ALIASES
 from octavo.core.errors import ConfigError, OctavoError
 from octavo.core.model_spec import KVFormat
 from octavo.core.sampling_params import SamplingParams
+from octavo.decisions import (
+    Decision,
+    asked_length,
+    length_reason,
+    memory_share,
+    reservation,
+    step_budget,
+)
 from octavo.logs import log_to_stderr
 from octavo.text.served_model import ServedModel
 from octavo.weights import Checkpoint, TextAssets, open_checkpoint
@@ -69,14 +77,6 @@ _GENERATION_KEYS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-
-
-class Decision(NamedTuple):
-    """Something that was decided automatically: shown at start, with its reason."""
-
-    what: str
-    value: str
-    reason: str
 
 
 class Probe(Protocol):
@@ -173,11 +173,11 @@ def build_engine(
         block_bytes=backend.kv_block_bytes(config.cache.block_size, heads, kv_format),
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         free_memory_bytes=_left_by_weights(weights, backend),
-        memory_share=_memory_share(config.cache, backend),
+        memory_share=memory_share(config.cache, backend),
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=_asked_length(config.model, model.spec.max_position),
+        max_model_len=asked_length(config.model, model.spec.max_position),
     )
-    budget, budget_reason = _step_budget(config.scheduler, backend, sizing.max_model_len)
+    budget, budget_reason = step_budget(config.scheduler, backend, sizing.max_model_len)
     load_weights(model, weights, progress)
     checkpoint.release_pages()
     make_rope_tables(model, backend, sizing.max_model_len)
@@ -214,13 +214,13 @@ def build_engine(
             _formats(weights),
             "set by --quantization" if quantization else dtype_reason,
         ),
-        Decision("max_model_len", f"{sizing.max_model_len} tokens", _length_reason(config.model)),
+        Decision("max_model_len", f"{sizing.max_model_len} tokens", length_reason(config.model)),
         Decision("step budget", f"{budget} tokens", budget_reason),
         Decision(
             "KV cache", f"{sizing.num_blocks * config.cache.block_size} tokens", sizing.reason
         ),
         Decision("KV cache dtype", kv_dtype, kv_reason),
-        *_reservation(config.cache, sizing.num_blocks, sizing.max_model_len),
+        *reservation(config.cache, sizing.num_blocks, sizing.max_model_len),
     )
     fingerprint = _fingerprint(checkpoint, config, weights, kv_dtype, choices)
     facts = EngineFacts(
@@ -313,66 +313,6 @@ def _left_by_weights(weights: WeightPlan, backend: Backend) -> int:
             f"{free_bytes / 2**30:.2f} GiB of {backend.device} memory are free; {remedy}"
         )
     return free_bytes - needed_bytes
-
-
-def _memory_share(config: CacheConfig, backend: Backend) -> float:
-    if config.gpu_memory_utilization is not None:
-        return config.gpu_memory_utilization
-    return 0.5 if backend.device == "cpu" else 0.9
-
-
-def _step_budget(config: SchedulerConfig, backend: Backend, max_model_len: int) -> tuple[int, str]:
-    needed = 1 if config.enable_chunked_prefill else max_model_len
-    if config.max_num_batched_tokens is not None:
-        if config.max_num_batched_tokens < needed:
-            raise ConfigError(
-                f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than the "
-                f"max_model_len of {max_model_len} tokens, and with --no-enable-chunked-prefill "
-                f"each prompt is computed in one step; use {max_model_len} or more, or a lower "
-                "--max-model-len, or leave chunked prefill on"
-            )
-        return config.max_num_batched_tokens, "set by --max-num-batched-tokens"
-    if backend.device == "cpu":
-        budget, reason = 512, "larger steps make others wait and are no faster on CPUs"
-    else:
-        budget, reason = 2048, "the default for GPUs"
-    if budget < needed:
-        return needed, "as long as the longest prompt, since chunked prefill is off"
-    return budget, reason
-
-
-def _reservation(config: CacheConfig, num_blocks: int, max_model_len: int) -> tuple[Decision, ...]:
-    """What --kv-policy reserve-max leads to."""
-    if config.kv_policy == "paged":
-        return ()
-    num_sequences = num_blocks // -(-max_model_len // config.block_size)
-    return (
-        Decision(
-            "KV reservation",
-            f"{max_model_len} tokens a sequence",
-            f"set by --kv-policy reserve-max: memory for {num_sequences} sequences at once, and no "
-            "prefix caching",
-        ),
-    )
-
-
-def _asked_length(config: ModelConfig, max_position: int) -> int | None:
-    """Tokens that must fit; None for as many as do."""
-    if config.max_model_len == -1:
-        return None
-    asked = max_position if config.max_model_len is None else config.max_model_len
-    if asked > max_position:
-        raise ConfigError(
-            f"--max-model-len {asked} is more than the {max_position} tokens that the model was "
-            f"made for; use {max_position} or less"
-        )
-    return asked
-
-
-def _length_reason(config: ModelConfig) -> str:
-    if config.max_model_len is None:
-        return "what the model was made for"
-    return "the longest that fits" if config.max_model_len == -1 else "set by --max-model-len"
 
 
 def _fingerprint(

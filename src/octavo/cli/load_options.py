@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from octavo.cli.arguments import number
+from octavo.cli.settings import collect_options
 from octavo.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,70 +29,8 @@ TargetArgument = Annotated[
         "Several are measured one after another.",
     ),
 ]
-WorkloadOption = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME|FILE",
-        help="chat, rag, code, mixed, long-generation, shared-prefix, azure_conv, azure_code, "
-        "mooncake_conv; a workload's .yaml file; or requests from a file: ShareGPT, BurstGPT, "
-        "Azure or Mooncake traces, vLLM's custom JSONL.",
-    ),
-]
 ScaleOption = Annotated[
     str, typer.Option(metavar="NUMBER", help="Of all lengths, e.g. 1/16 for a small model.")
-]
-LengthsOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="IN,OUT[,RATIO]",
-        help="Instead of --workload: so many tokens in and out, each ± RATIO of it.",
-    ),
-]
-SloOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SLO",
-        help="What must hold: 'ttft_p99<500ms,tpot_p99<50ms', or 'attain(ttft<500ms & tpot<50ms) "
-        ">= 0.95'. Gives goodput and attainment.",
-    ),
-]
-SecondsOption = Annotated[
-    float,
-    typer.Option("--seconds", metavar="FLOAT", help="How long a load point lasts, about.", min=1),
-]
-ModelOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Of the server's models (default: its first).")
-]
-ApiOption = Annotated[
-    str | None,
-    typer.Option(metavar="API", help="completions or chat (default: completions if it has them)."),
-]
-KeyOption = Annotated[
-    str | None, typer.Option(metavar="KEY", help="Bearer token.", envvar="OCTAVO_API_KEY")
-]
-HeaderOption = Annotated[
-    list[str] | None, typer.Option("--header", metavar="K=V", help="Of every request.")
-]
-ExtraBodyOption = Annotated[
-    str | None,
-    typer.Option(metavar="JSON", help='Fields of every request, e.g. {"temperature": 1}.'),
-]
-TokenizerOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODEL",
-        help="Model or tokenizer.json that counts tokens (default: the server's own, by /tokenize "
-        "or by what its answers count).",
-    ),
-]
-BurstinessOption = Annotated[
-    float | None,
-    typer.Option(
-        metavar="FLOAT",
-        help="Shape of the gamma distribution of gaps: 1 is Poisson, less is burstier (the "
-        "coefficient of variation is 1/sqrt of it). Default: as the workload says.",
-        min=0.001,
-    ),
 ]
 SeedOption = Annotated[int, typer.Option(metavar="INT", help="Of lengths, words and arrivals.")]
 WorkersOption = Annotated[
@@ -104,53 +46,140 @@ OverwriteOption = Annotated[
 ]
 
 
-def settings_of(
-    *,
-    workload: str,
-    scale: str,
-    lengths: str | None,
-    seconds: float,
-    slo: str | None,
-    burstiness: float | None,
-    time_scale: float | None,
-    model: str | None,
-    api: str | None,
-    api_key: str | None,
-    headers: list[str],
-    extra_body: str | None,
-    tokenizer: str | None,
-    workers: int | None,
-    keep_text: bool = False,
-) -> Settings:
-    """Raises ConfigError that names the option."""
-    from octavo.bench.session import Settings
-    from octavo.bench.slo import parse_slo
-    from octavo.bench.workloads.replay import FileWorkload
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """An option each, as given."""
 
-    if api not in (None, "completions", "chat"):
-        raise ConfigError(f"--api must be completions or chat, got {api!r}")
-    sampling = {"temperature": 0, **_json_object("--extra-body", extra_body or "{}")}
-    load = _workload(workload, number("--scale", scale), lengths, tokenizer)
-    if time_scale is not None and not isinstance(load, FileWorkload):
-        raise ConfigError(
-            f"--replay plays the times of a trace's file, and {load.name!r} is none: give one with "
-            "--workload, or a --request-rate instead"
+    workload: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="chat, rag, code, mixed, long-generation, shared-prefix, azure_conv, azure_code, "
+            "mooncake_conv; a workload's .yaml file; or requests from a file: ShareGPT, BurstGPT, "
+            "Azure or Mooncake traces, vLLM's custom JSONL.",
+        ),
+    ] = "chat"
+    scale: ScaleOption = "1"
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IN,OUT[,RATIO]",
+            help="Instead of --workload: so many tokens in and out, each ± RATIO of it.",
+        ),
+    ] = None
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds", metavar="FLOAT", help="How long a load point lasts, about.", min=1
+        ),
+    ] = 30.0
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SLO",
+            help="What must hold: 'ttft_p99<500ms,tpot_p99<50ms', or 'attain(ttft<500ms & "
+            "tpot<50ms) >= 0.95'. Gives goodput and attainment.",
+        ),
+    ] = None
+    burstiness: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FLOAT",
+            help="Shape of the gamma distribution of gaps: 1 is Poisson, less is burstier (the "
+            "coefficient of variation is 1/sqrt of it). Default: as the workload says.",
+            min=0.001,
+        ),
+    ] = None
+    seed: SeedOption = 0
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of the server's models (default: its first)."),
+    ] = None
+    api: Annotated[
+        str | None,
+        typer.Option(
+            metavar="API", help="completions or chat (default: completions if it has them)."
+        ),
+    ] = None
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Bearer token.", envvar="OCTAVO_API_KEY")
+    ] = None
+    header: Annotated[
+        list[str] | None, typer.Option("--header", metavar="K=V", help="Of every request.")
+    ] = None
+    extra_body: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help='Fields of every request, e.g. {"temperature": 1}.'),
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Model or tokenizer.json that counts tokens (default: the server's own, by "
+            "/tokenize or by what its answers count).",
+        ),
+    ] = None
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="INT", help="Processes that make load (default: as needed).", min=1),
+    ] = None
+    out: OutOption = None
+    overwrite: OverwriteOption = False
+
+    def settings(
+        self,
+        *,
+        slo: str | None = None,
+        seconds: float | None = None,
+        time_scale: float | None = None,
+        keep_text: bool = False,
+    ) -> Settings:
+        """slo, seconds: in place of their options. Raises ConfigError that names the option."""
+        from octavo.bench.session import Settings
+        from octavo.bench.slo import parse_slo
+        from octavo.bench.workloads.replay import FileWorkload
+
+        if self.api not in (None, "completions", "chat"):
+            raise ConfigError(f"--api must be completions or chat, got {self.api!r}")
+        sampling = {"temperature": 0, **_json_object("--extra-body", self.extra_body or "{}")}
+        scale = number("--scale", self.scale)
+        workload = _workload(self.workload, scale, self.lengths, self.tokenizer)
+        if time_scale is not None and not isinstance(workload, FileWorkload):
+            raise ConfigError(
+                f"--replay plays the times of a trace's file, and {workload.name!r} is none: give "
+                "one with --workload, or a --request-rate instead"
+            )
+        slo = slo or self.slo
+        return Settings(
+            workload=workload,
+            slo=None if slo is None else parse_slo(slo),
+            seconds_per_point=self.seconds if seconds is None else seconds,
+            burstiness=self.burstiness,
+            time_scale=time_scale,
+            model=self.model,
+            api=self.api,  # type: ignore[arg-type]  # checked above
+            api_key=self.api_key,
+            headers=dict(map(_header, self.header or [])),
+            sampling=sampling,
+            tokenizer=self.tokenizer,
+            workers=self.workers,
+            keep_text=keep_text,
         )
-    return Settings(
-        workload=load,
-        slo=None if slo is None else parse_slo(slo),
-        seconds_per_point=seconds,
-        burstiness=burstiness,
-        time_scale=time_scale,
-        model=model,
-        api=api,  # type: ignore[arg-type]  # checked above
-        api_key=api_key,
-        headers=dict(map(_header, headers)),
-        sampling=sampling,
-        tokenizer=tokenizer,
-        workers=workers,
-        keep_text=keep_text,
-    )
+
+
+def takes_load(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb these options; its parameter `load` gets what LoadOptions is made of."""
+    hints = get_type_hints(LoadOptions, include_extras=True)
+    options = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(LoadOptions)
+    ]
+    return collect_options(verb, options, into="load")
 
 
 def _workload(

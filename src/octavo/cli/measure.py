@@ -12,26 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli.arguments import JsonOption, number, whole_numbers
-from octavo.cli.load_options import (
-    ApiOption,
-    BurstinessOption,
-    ExtraBodyOption,
-    HeaderOption,
-    KeyOption,
-    LengthsOption,
-    ModelOption,
-    OutOption,
-    OverwriteOption,
-    ScaleOption,
-    SecondsOption,
-    SeedOption,
-    SloOption,
-    TargetArgument,
-    TokenizerOption,
-    WorkersOption,
-    WorkloadOption,
-    settings_of,
-)
+from octavo.cli.load_options import LoadOptions, TargetArgument, takes_load
 from octavo.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,8 +23,10 @@ _INVALID = 2
 _SLO_MISSED = 1
 
 
+@takes_load
 def serve(
     targets: TargetArgument,
+    load: dict[str, Any],
     concurrency: Annotated[
         int | None,
         typer.Option(
@@ -75,9 +58,6 @@ def serve(
             min=0.001,
         ),
     ] = None,
-    workload: WorkloadOption = "chat",
-    scale: ScaleOption = "1",
-    lengths: LengthsOption = None,
     num_prompts: Annotated[
         int | None,
         typer.Option(
@@ -88,25 +68,12 @@ def serve(
             min=1,
         ),
     ] = None,
-    seconds: SecondsOption = 30.0,
-    slo: SloOption = None,
     goodput: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME:MS", help="vLLM's form of an SLO: ttft:500, tpot:50, e2el:9000."
         ),
     ] = None,
-    burstiness: BurstinessOption = None,
-    seed: SeedOption = 0,
-    model: ModelOption = None,
-    api: ApiOption = None,
-    api_key: KeyOption = None,
-    header: HeaderOption = None,
-    extra_body: ExtraBodyOption = None,
-    tokenizer: TokenizerOption = None,
-    workers: WorkersOption = None,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
     save_result: Annotated[
         bool, typer.Option("--save-result", help="Also write vLLM's result JSON.")
     ] = False,
@@ -132,38 +99,25 @@ def serve(
     from octavo.bench.load.plan import LoadSpec
     from octavo.bench.serve import save_vllm_result, single_point
 
+    options = LoadOptions(**load)
     given = [value for value in (concurrency, request_rate, replay) if value is not None]
     if len(given) > 1:
         raise typer.BadParameter("give one of --concurrency, --request-rate and --replay")
-    if goodput and slo:
+    if goodput and options.slo:
         raise typer.BadParameter("--goodput is another form of --slo; give one of them")
-    if burstiness is not None and request_rate is None:
+    if options.burstiness is not None and request_rate is None:
         raise typer.BadParameter("--burstiness is for --request-rate")
     if (result_dir or result_filename) and not (save_result or save_detailed):
         raise typer.BadParameter("--result-dir and --result-filename are for --save-result")
     if result_dir and result_filename and len(targets) > 1:
         raise typer.BadParameter("--result-filename in one --result-dir is for one server only")
-    settings = settings_of(
-        workload=workload,
-        scale=scale,
-        lengths=lengths,
-        seconds=seconds,
-        slo=" ".join(goodput) if goodput else slo,
-        burstiness=burstiness,
-        time_scale=replay,
-        model=model,
-        api=api,
-        api_key=api_key,
-        headers=header or [],
-        extra_body=extra_body,
-        tokenizer=tokenizer,
-        workers=workers,
-        keep_text=save_detailed,
+    settings = options.settings(
+        slo=" ".join(goodput) if goodput else None, time_scale=replay, keep_text=save_detailed
     )
     spec = LoadSpec(
         concurrency=concurrency or (None if given else 1),
         rate=request_rate or (1.0 if replay else None),
-        seed=seed,
+        seed=options.seed,
         num_requests=num_prompts,
     )
 
@@ -178,14 +132,13 @@ def serve(
             ):
                 print(f"wrote {path}", file=sys.stderr)
 
-    _measure_all(
-        targets, settings, single_point(spec), out=out, overwrite=overwrite, as_json=as_json,
-        then=save,
-    )  # fmt: skip
+    _measure_all(targets, options, settings, single_point(spec), as_json=as_json, then=save)
 
 
+@takes_load
 def sweep(
     targets: TargetArgument,
+    load: dict[str, Any],
     concurrency: Annotated[
         str | None, typer.Option(metavar="INT,...", help="Closed loops of so many users.")
     ] = None,
@@ -202,7 +155,6 @@ def sweep(
     max_concurrency: Annotated[
         int, typer.Option(metavar="INT", help="Where doubling ends at the latest.", min=1)
     ] = 256,
-    slo: SloOption = None,
     tolerance: Annotated[
         float,
         typer.Option(metavar="FLOAT", help="Of the SLO's capacity, 0.05 is ±5 %.", min=0.001),
@@ -213,21 +165,6 @@ def sweep(
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Of the whole sweep, e.g. 90s, 10m, 1h.")
     ] = None,
-    seconds: SecondsOption = 30.0,
-    workload: WorkloadOption = "chat",
-    scale: ScaleOption = "1",
-    lengths: LengthsOption = None,
-    burstiness: BurstinessOption = None,
-    seed: SeedOption = 0,
-    model: ModelOption = None,
-    api: ApiOption = None,
-    api_key: KeyOption = None,
-    header: HeaderOption = None,
-    extra_body: ExtraBodyOption = None,
-    tokenizer: TokenizerOption = None,
-    workers: WorkersOption = None,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a server at many loads: where it saturates, and what an SLO leaves.
@@ -245,6 +182,7 @@ def sweep(
 
     if order not in tuple(Order):
         raise typer.BadParameter(f"--order must be one of {', '.join(Order)}, got {order!r}")
+    options = LoadOptions(**load)
     plan = SweepPlan(
         concurrencies=tuple(whole_numbers("--concurrency", concurrency) if concurrency else ()),
         rates=tuple(number("--rates", rate) for rate in rates.split(",")) if rates else (),
@@ -252,30 +190,12 @@ def sweep(
         max_concurrency=max_concurrency,
         tolerance=tolerance,
         num_seeds=seeds,
-        seed=seed,
-        seconds_per_point=seconds,
+        seed=options.seed,
+        seconds_per_point=options.seconds,
         budget_s=None if budget is None else seconds_of(budget),
     )
-    settings = settings_of(
-        workload=workload,
-        scale=scale,
-        lengths=lengths,
-        seconds=plan.point_seconds(has_slo=slo is not None),
-        slo=slo,
-        burstiness=burstiness,
-        time_scale=None,
-        model=model,
-        api=api,
-        api_key=api_key,
-        headers=header or [],
-        extra_body=extra_body,
-        tokenizer=tokenizer,
-        workers=workers,
-    )
-    _measure_all(
-        targets, settings, swept(plan), out=out, overwrite=overwrite, as_json=as_json,
-        is_slo_promised=False,
-    )  # fmt: skip
+    settings = options.settings(seconds=plan.point_seconds(has_slo=options.slo is not None))
+    _measure_all(targets, options, settings, swept(plan), as_json=as_json, is_slo_promised=False)
 
 
 def report(
@@ -301,11 +221,10 @@ def report(
 
 def _measure_all(
     targets: list[str],
+    options: LoadOptions,
     settings: Settings,
     play: Callable[..., Any],
     *,
-    out: Path | None,
-    overwrite: bool,
     as_json: bool,
     is_slo_promised: bool = True,
     then: Callable[[Measured, Path], None] = lambda measured, folder: None,
@@ -324,12 +243,14 @@ def _measure_all(
     arms = [parse_arm(text) for text in targets]
     if len({arm.name for arm in arms}) < len(arms):
         raise ConfigError("two servers have the same name; give each its own: NAME=SERVER")
-    folder = new_folder(out, overwrite=overwrite)
+    folder = new_folder(options.out, overwrite=options.overwrite)
     command = shlex.join(["octavo", *sys.argv[1:]])
     status = 0
     shown = []
     for place, arm in enumerate(arms, start=1):
-        own = folder if len(arms) == 1 else new_folder(folder / f"{place}", overwrite=overwrite)
+        own = folder
+        if len(arms) > 1:
+            own = new_folder(folder / str(place), overwrite=options.overwrite)
         with progress_bars() as progress:
             measured = asyncio.run(measure(arm, settings, own, command, progress, play))
         run = measured.run

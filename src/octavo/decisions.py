@@ -1,0 +1,82 @@
+"""What is decided where the settings leave it open, with the reasons that are shown at start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from octavo.config import CacheConfig, ModelConfig, SchedulerConfig
+from octavo.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.ops.backend import Backend
+
+
+class Decision(NamedTuple):
+    """Something that was decided automatically: shown at start, with its reason."""
+
+    what: str
+    value: str
+    reason: str
+
+
+def memory_share(config: CacheConfig, backend: Backend) -> float:
+    """Of the free memory, 0 to 1: what the KV cache may take."""
+    if config.gpu_memory_utilization is not None:
+        return config.gpu_memory_utilization
+    return 0.5 if backend.device == "cpu" else 0.9
+
+
+def step_budget(config: SchedulerConfig, backend: Backend, max_model_len: int) -> tuple[int, str]:
+    """Tokens of a step at most, and why. Raises ConfigError if whole prompts do not fit."""
+    needed = 1 if config.enable_chunked_prefill else max_model_len
+    if config.max_num_batched_tokens is not None:
+        if config.max_num_batched_tokens < needed:
+            raise ConfigError(
+                f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than the "
+                f"max_model_len of {max_model_len} tokens, and with --no-enable-chunked-prefill "
+                f"each prompt is computed in one step; use {max_model_len} or more, or a lower "
+                "--max-model-len, or leave chunked prefill on"
+            )
+        return config.max_num_batched_tokens, "set by --max-num-batched-tokens"
+    if backend.device == "cpu":
+        budget, reason = 512, "larger steps make others wait and are no faster on CPUs"
+    else:
+        budget, reason = 2048, "the default for GPUs"
+    if budget < needed:
+        return needed, "as long as the longest prompt, since chunked prefill is off"
+    return budget, reason
+
+
+def reservation(config: CacheConfig, num_blocks: int, max_model_len: int) -> tuple[Decision, ...]:
+    """What --kv-policy reserve-max leads to."""
+    if config.kv_policy == "paged":
+        return ()
+    num_sequences = num_blocks // -(-max_model_len // config.block_size)
+    return (
+        Decision(
+            "KV reservation",
+            f"{max_model_len} tokens a sequence",
+            f"set by --kv-policy reserve-max: memory for {num_sequences} sequences at once, and no "
+            "prefix caching",
+        ),
+    )
+
+
+def asked_length(config: ModelConfig, max_position: int) -> int | None:
+    """Tokens that must fit; None for as many as do. Raises ConfigError."""
+    if config.max_model_len == -1:
+        return None
+    asked = max_position if config.max_model_len is None else config.max_model_len
+    if asked > max_position:
+        raise ConfigError(
+            f"--max-model-len {asked} is more than the {max_position} tokens that the model was "
+            f"made for; use {max_position} or less"
+        )
+    return asked
+
+
+def length_reason(config: ModelConfig) -> str:
+    """Why the longest sequence is as long as it is."""
+    if config.max_model_len is None:
+        return "what the model was made for"
+    return "the longest that fits" if config.max_model_len == -1 else "set by --max-model-len"
