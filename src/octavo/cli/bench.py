@@ -61,11 +61,12 @@ def ops(
     from octavo.bench.report import show_ops
 
     config = configuration(flags, model_argument)
+    num_rows = whole_numbers("--rows", rows)
     limits, times = measure_ops(
         assembly.unloaded_model(assembly.open_model(config.model)),
         threads=config.backend.threads,
         wanted=[name for name in op.split(",") if name],
-        rows=whole_numbers("--rows", rows),
+        rows=num_rows,
         context=context,
         rounds=rounds,
     )

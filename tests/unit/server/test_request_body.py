@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -11,6 +10,7 @@ from octavo.core.errors import RequestError
 from octavo.core.strict_json import MAX_DEPTH
 from octavo.server.request_body import parse, parse_json
 from octavo.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, RequestBody
+from support.processor_time import takes_less_than
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,8 @@ def test_unknown_fields_of_nested_objects_can_be_ignored() -> None:
 
 def test_many_names_are_checked_in_linear_time() -> None:
     names = ",".join(f'"{i}":0' for i in range(200_000))
-    start = time.process_time()
-    with pytest.raises(RequestError, match="'199999' is given twice"):
+    with takes_less_than(1), pytest.raises(RequestError, match="'199999' is given twice"):
         parse_json(f'{{{names},"199999":0}}'.encode())
-    assert time.process_time() - start < 1
 
 
 def test_ignored_names_make_a_safe_header() -> None:
@@ -157,10 +155,9 @@ def test_a_list_ends_at_its_first_error(
     needed = {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
     given = {name: needed[name] for name in needed if name in schema.model_fields} | fields
     body = json.dumps(given).encode()
-    begin = time.process_time()
-    with pytest.raises(RequestError) as caught:
+    # 300000 errors take several seconds.
+    with takes_less_than(1), pytest.raises(RequestError) as caught:
         parse(body, schema, ignore_unknown=False)
-    assert time.process_time() - begin < 1  # 300000 errors take several seconds
     assert (caught.value.param, len(caught.value.message) < 1000) == (param, True)
 
 
