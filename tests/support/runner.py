@@ -76,7 +76,7 @@ class Drive:
             sequence.num_sent = len(sequence.table)
             samples = end == len(sequence.tokens)
             scheduled.append(
-                ScheduledSequence(slot, sequence.num_computed, count, new_blocks, (), samples)
+                ScheduledSequence(slot, sequence.num_computed, count, new_blocks, samples)
             )
             sequence.num_computed = end
         self._step_id += 1

@@ -30,21 +30,33 @@ class SlotBinding(NamedTuple):
     bad_words_ids: tuple[tuple[int, ...], ...]
 
 
+class DraftRequest(NamedTuple):
+    """Guess up to `length` tokens that follow a sequence's last one, and verify them in the step.
+
+    method: index of a configured proposer. min_probability: the least probability of being accepted
+    that pays for verifying one more token; a proposer that knows how sure it is stops below it.
+    """
+
+    method: int
+    length: int
+    min_probability: float = 0.0
+
+
 class ScheduledSequence(NamedTuple):
     """One sequence's share of a step: compute tokens [start, start + num_tokens) of the slot's
-    tokens.
+    tokens, and up to draft.length guessed ones after them.
 
-    new_block_ids: appended to the slot's block table before the step. draft_token_ids: the last of
-    the tokens to compute, guessed; they are verified, not trusted. samples: the last token's logits
-    choose the next token.
+    new_block_ids: appended to the slot's block table before the step; the table then has room for
+    the guessed tokens too. samples: the last token's logits choose the next token. draft: only
+    where it samples and num_tokens is 1.
     """
 
     slot: int
     start: int
     num_tokens: int
     new_block_ids: tuple[int, ...]
-    draft_token_ids: tuple[int, ...]
     samples: bool
+    draft: DraftRequest | None = None
 
 
 class BlockCopy(NamedTuple):
@@ -60,7 +72,10 @@ class BlockCopy(NamedTuple):
 
 class ScheduledStep(NamedTuple):
     """One forward pass. The executor applies it in this order: bindings, new block ids, block
-    copies, forward, sampling.
+    copies, drafting, forward, sampling.
+
+    num_tokens: that it computes; guessed ones, of which there may be fewer than asked for, are not
+    among them.
 
     Steps are executed in the order of their ids. In each layer the keys and values of all the
     step's tokens are written before any are read, so sequences of one step may share blocks that
@@ -91,10 +106,11 @@ class SequenceOutput(NamedTuple):
     """What a step gave one sequence. Exists for every sequence of the step, also when it only
     computed a chunk.
 
-    token_ids: newly generated (empty unless it samples; drafts that were accepted come first).
-    logprobs: one per token id where the request asked. prompt_logprobs: for the prompt tokens that
-    this chunk's logits predict, i.e. tokens start + 1 to start + num_tokens inside the prompt.
-    error: this sequence alone failed. is_refusal: because of what its request asked for.
+    token_ids: newly generated (empty unless it samples; drafts that were accepted come first, and
+    the last one is never a draft). num_drafts: guessed tokens that were verified. logprobs: one per
+    token id where the request asked. prompt_logprobs: for the prompt tokens that this chunk's
+    logits predict, i.e. tokens start + 1 to start + num_tokens inside the prompt. error: this
+    sequence alone failed. is_refusal: because of what its request asked for.
     """
 
     slot: int
@@ -103,13 +119,20 @@ class SequenceOutput(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
     is_refusal: bool = False
+    num_drafts: int = 0
 
 
 class StepOutput(NamedTuple):
-    """The executor's answer to one step; `sequences` is in the step's order."""
+    """The executor's answer to one step; `sequences` is in the step's order.
+
+    seconds: that the step took, without drafting; 0 if they weren't measured. draft_seconds: that
+    each of the configured proposers took.
+    """
 
     step_id: int
     sequences: list[SequenceOutput]
+    seconds: float = 0.0
+    draft_seconds: tuple[float, ...] = ()
 
 
 class RequestTimes(NamedTuple):

@@ -37,6 +37,11 @@ def paged_attention(
     head h uses key/value head h // (H / G). The step's own keys and values are already in the
     cache. An output row depends on nothing but its own sequence.
 
+    With ctx.host.parents a query sees the cached tokens before its sequence's first row, and of the
+    step's own those on its path: its parent, the parent's parent and so on to the first row, itself
+    included, as if they followed one another in the cache. Its result has the bits that a chain of
+    just these tokens would have given (native backend).
+
     Shapes: queries (T, H, E) -> (T, H, E) in queries.dtype.
     Source: arXiv 1706.03762, eq. 1; paging arXiv 2309.06180; soft-capping arXiv 2408.00118,
     section 2.

@@ -26,6 +26,10 @@ class HostBatch(NamedTuple):
     query_starts (S + 1,) int32: sequence s owns tokens query_starts[s]:query_starts[s + 1].
     context_lens (S,) int32: tokens that the sequence's last query sees, itself included.
     block_tables (S, ceil(max(context_lens) / B)) int32: rows padded with 0.
+    parents (T,) int32, or None if all sequences are chains: the row of the token that each token
+    follows, which is the one before it in a chain; of a sequence's first row nobody looks at it. In
+    a tree of drafts a row may have several that follow it: positions are then those in the text
+    (parent's + 1), while kv_slots go on in the order of rows.
     """
 
     token_ids: np.ndarray
@@ -34,6 +38,7 @@ class HostBatch(NamedTuple):
     query_starts: np.ndarray
     context_lens: np.ndarray
     block_tables: np.ndarray
+    parents: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,7 +240,7 @@ class Scheduler:
         else:
             plan.num_behind += 1
         plan.scheduled.append(
-            ScheduledSequence(slot_of(sequence), start, count, new_blocks, (), samples)
+            ScheduledSequence(slot_of(sequence), start, count, new_blocks, samples)
         )
         plan.sequences.append(sequence)
         plan.budget -= count

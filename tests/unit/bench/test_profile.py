@@ -56,7 +56,7 @@ def test_the_parts_add_up_to_the_step(tiny: str) -> None:
 
 
 def test_a_step_is_cut_without_gaps() -> None:
-    step = ScheduledStep(1, [], [ScheduledSequence(0, 0, 4, (), (), samples=True)], [], 4)
+    step = ScheduledStep(1, [], [ScheduledSequence(0, 0, 4, (), samples=True)], [], 4)
     regions = [RegionTime("linear 4x4", 2.5e9, 1.0, 2.0), RegionTime("add", 0.25e9, 0.0, 0.0)]
     calls = [_Call(4.0, 7.0, regions), _Call(7.5, 8.0, [])]
     cut = _Cut(start=1.0, submitted=2.0, returned=9.0, end=9.25, calls=calls, step=step)

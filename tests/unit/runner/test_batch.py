@@ -17,7 +17,7 @@ def binding(slot: int, token_ids: tuple[int, ...]) -> SlotBinding:
 
 
 def scheduled(slot: int, start: int, num_tokens: int, samples: bool) -> ScheduledSequence:
-    return ScheduledSequence(slot, start, num_tokens, (), (), samples)
+    return ScheduledSequence(slot, start, num_tokens, (), samples)
 
 
 @pytest.fixture
@@ -80,7 +80,6 @@ def test_a_replaced_block_is_used(slots: Slots) -> None:
         (scheduled(0, 2, 2, False), "not known"),
         (scheduled(1, 0, 1, False), "not known"),
         (scheduled(2, 0, 9, True), "to sample before its last known token"),
-        (ScheduledSequence(0, 2, 1, (), (4,), True), "draft tokens"),
     ],
 )
 def test_impossible_schedules_are_named(

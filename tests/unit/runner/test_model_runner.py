@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.core.errors import InvariantError
 from octavo.core.model_spec import KVFormat
-from octavo.core.step import ScheduledSequence, ScheduledStep, SequenceOutput, StepOutput
+from octavo.core.step import ScheduledStep, SequenceOutput, StepOutput
 from octavo.models.causal_lm import CausalLM
 from octavo.ops.backend import Backend
 from octavo.runner import model_runner
@@ -263,14 +262,6 @@ def test_a_step_without_sequences_still_copies(drive: Drive, alone: list[list[in
     drive.copy_block(0, 2)
     drive.step({})
     assert drive.run([0], 12) == [alone[0]]
-
-
-def test_drafts_are_refused(drive: Drive) -> None:
-    drive.bind(0, prompt=PROMPT)
-    drive.step({0: 10})
-    step = ScheduledStep(9, [], [ScheduledSequence(0, 10, 1, (), (5,), False)], [], 1)
-    with pytest.raises(InvariantError, match="draft tokens"):
-        drive.runner.execute(step)
 
 
 def test_no_drafts_no_sequences(drive: Drive) -> None:

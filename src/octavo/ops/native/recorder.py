@@ -101,7 +101,7 @@ class Recording:
             elif isinstance(arg, BatchContext):
                 host = arg.host
                 inputs += [host.token_ids, host.positions]
-                batch = tuple(host)
+                batch = host[:6]
                 sizes[TOKENS] = len(host.token_ids)
         if timed:
             outputs, self._times = self._tape.run(

@@ -1,0 +1,82 @@
+"""What the runner asks of whatever guesses tokens. The answers live in `octavo.speculative`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from octavo.core.step import ScheduledSequence, ScheduledStep
+from octavo.ops import Array
+from octavo.ops.batch import HostBatch, KVLayer
+from octavo.runner.slots import Slots
+
+
+class Draft(NamedTuple):
+    """K guessed tokens that may follow a sequence's last known one; K is at least 1.
+
+    token_ids (K,) int64, parents before children. parents (K,) int64: index of the token that each
+    one follows, -1 for the last known one; None is a chain, 0 to K - 1 in a row. Siblings differ.
+    probabilities (K, V) float32: the distributions that the tokens were drawn from, V the
+    tokenizer's vocabulary; None: they weren't drawn but chosen. Only a chain may be drawn.
+    """
+
+    token_ids: np.ndarray
+    parents: np.ndarray | None = None
+    probabilities: np.ndarray | None = None
+
+
+class Proposals(NamedTuple):
+    """drafts: by index in the step's sequences, at most as long as asked; a sequence that has none
+    decodes as ever. seconds: that each method took.
+    """
+
+    drafts: dict[int, Draft]
+    seconds: tuple[float, ...]
+
+
+class ComputedStep(NamedTuple):
+    """A step of S sequences and T tokens after its forward and verification.
+
+    hidden (T, D): the states that logits were made of. taps (T, D) each: the outputs of the layers
+    that `Speculation.taps` names. Both are valid until the next forward. kept: by sequence, the
+    rows of T whose tokens belong to the sequence, in its order: those asked for, then the drafts
+    that were accepted. All arrays of the slots are those after the step, so that the token after
+    the last of a sampling sequence's kept rows is its last known one.
+    """
+
+    step: ScheduledStep
+    host: HostBatch
+    hidden: Array
+    taps: tuple[Array, ...]
+    kept: list[np.ndarray]
+
+
+class Speculation(Protocol):
+    """All configured ways of guessing. Belongs to one runner.
+
+    kv_heads: (G, E) of the layers that it keeps in the KV cache besides the model's; their blocks
+    are the model's blocks. taps: layers (0 is the first) whose outputs it wants to see.
+    num_methods: a DraftRequest's method is below it.
+    """
+
+    kv_heads: Sequence[tuple[int, int]]
+    taps: tuple[int, ...]
+    num_methods: int
+
+    def attach(self, slots: Slots, kv_layers: tuple[KVLayer, ...]) -> None:
+        """Before the first step. kv_layers: those of the model, then those of `kv_heads`."""
+        ...
+
+    def begin(self, step: ScheduledStep) -> None:
+        """The slots are as the step wants them: bindings, new blocks and block copies are applied."""
+        ...
+
+    def propose(self, sequences: Sequence[ScheduledSequence]) -> Proposals:
+        """Guess for the sequences that have a DraftRequest, after `begin`."""
+        ...
+
+    def observe(self, step: ComputedStep) -> None:
+        """A step was computed."""
+        ...
