@@ -70,7 +70,7 @@ class Speculation(Protocol):
         ...
 
     def begin(self, step: ScheduledStep) -> None:
-        """The slots are as the step wants them: bindings, new blocks and block copies are applied."""
+        """The slots are as the step wants them: bindings, blocks and copies are applied."""
         ...
 
     def propose(self, sequences: Sequence[ScheduledSequence]) -> Proposals:
