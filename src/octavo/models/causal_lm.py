@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from octavo.core.model_spec import ModelSpec
 from octavo.layers.decoder import DecoderBlock
@@ -52,10 +52,18 @@ class CausalLM(Layer):
 
     def forward(self, ctx: BatchContext) -> Array:
         """Hidden states after the final norm, (T, D)."""
+        return self.forward_with_taps(ctx, ())[0]
+
+    def forward_with_taps(self, ctx: BatchContext, taps: Sequence[int]) -> tuple[Array, ...]:
+        """What `forward` gives, then the output of each block that `taps` names (0 is the first),
+        before any further norm: (T, D) each.
+        """
         x = self.embedding(ctx.token_ids)
+        outputs = []
         for block in self.blocks:
             x = block(x, ctx)
-        return self.norm(x)
+            outputs.append(x)
+        return (self.norm(x), *(outputs[tap] for tap in taps))
 
     def logits(self, hidden: Array, rows: Array) -> Array:
         """hidden (T, D), rows (R,) int64: those wanted -> (R, V), in the model's dtype."""

@@ -1,0 +1,46 @@
+"""What a model gives besides its hidden states."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo.models.causal_lm import CausalLM
+from octavo.ops import Array, BatchContext
+from support.backends import BACKENDS, cpu_backend
+from support.checkpoints import make_checkpoint
+from support.forward import Forward, host_batch, load_model
+from support.oracle import load_oracle
+
+TOKENS = [5, 9, 31, 7, 300, 12, 8]
+
+
+def hidden_and_taps(model: CausalLM, taps: tuple[int, ...], ctx: BatchContext) -> tuple[Array, ...]:
+    return model.forward_with_taps(ctx, taps)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_taps_are_the_outputs_of_their_blocks(tmp_path: Path, name: str) -> None:
+    import torch
+
+    folder = make_checkpoint("llama", tmp_path, num_hidden_layers=4)
+    with torch.inference_mode():
+        states = load_oracle(folder)(
+            torch.tensor([TOKENS]), use_cache=False, output_hidden_states=True
+        ).hidden_states
+    backend = cpu_backend(name)
+    forward = Forward(load_model(folder, backend), backend)
+    sequence = forward.sequence(TOKENS)
+    batch = host_batch([(TOKENS, sequence.table, 0, len(TOKENS))], forward.block_size)
+    compute = backend.compile(partial(hidden_and_taps, forward.model, (2, 0, 1)))
+    hidden, *taps = compute(backend.batch_context(batch, forward.kv_layers))
+    # transformers' hidden_states begin with the embeddings; the last ones are normalised.
+    for actual, expected in zip((hidden, *taps), (4, 3, 1, 2), strict=True):
+        np.testing.assert_allclose(
+            backend.to_host(actual), states[expected][0].numpy(), atol=2e-4, rtol=2e-4
+        )
+    alone = backend.compile(forward.model.forward)(backend.batch_context(batch, forward.kv_layers))
+    assert np.array_equal(backend.to_host(alone), backend.to_host(hidden))
