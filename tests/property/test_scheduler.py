@@ -1,5 +1,5 @@
-"""Random arrivals, aborts, forks, sharing and scarcity, under every way of batching and of giving
-memory: whatever happens, the tokens are right and nothing leaks.
+"""Random arrivals, aborts, forks, sharing, scarcity and guesses, under every way of batching and of
+giving memory: whatever happens, the tokens are right and nothing leaks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.step import ScheduledStep, TokenDelta
 from octavo.executor.base import StepFailedError
 from octavo.scheduler.sequence import Sequence
-from support.truth import TruthExecutor, continuation, make_request, make_scheduler
+from support.truth import (
+    ScatteredDrafts,
+    TruthExecutor,
+    continuation,
+    make_request,
+    make_scheduler,
+)
 
 
 @dataclass
@@ -40,6 +46,7 @@ class World:
     batching: str
     reserve_max: bool
     chunked_prefill: bool
+    longest_draft: int
     arrivals: list[Arrival]
     fail_at: frozenset[int] = field(default_factory=frozenset)
 
@@ -90,6 +97,7 @@ def worlds(draw: st.DrawFn, *, failures: bool = False) -> World:
         batching=draw(st.sampled_from(["continuous", "static"])),
         reserve_max=reserve_max,
         chunked_prefill=chunked_prefill,
+        longest_draft=draw(st.sampled_from([0, 1, 3, 9])),
         arrivals=arrivals,
         fail_at=frozenset(draw(st.sets(st.integers(1, 20), max_size=2)))
         if failures
@@ -113,6 +121,7 @@ class Run:
             batching=world.batching,
             chunked_prefill=world.chunked_prefill,
             reserve_max=world.reserve_max,
+            drafting=ScatteredDrafts(world.longest_draft) if world.longest_draft else None,
         )
         self.executor = TruthExecutor(
             world.num_blocks, world.block_size, depth=world.depth, fail_at=world.fail_at
@@ -191,6 +200,8 @@ class Run:
     def check_step(self, step: ScheduledStep) -> None:
         assert 0 < step.num_tokens <= self.world.budget
         assert sum(s.num_tokens for s in step.sequences) == step.num_tokens
+        num_drafts = sum(s.draft.length for s in step.sequences if s.draft is not None)
+        assert step.num_tokens + num_drafts <= self.world.budget
         slots = [s.slot for s in step.sequences]
         assert len(set(slots)) == len(slots) <= self.world.max_num_seqs
         assert {b.slot for b in step.bindings} <= set(slots)

@@ -16,12 +16,21 @@ from collections.abc import Callable, Sequence
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.seeds import sequence_seed
-from octavo.core.step import ScheduledStep, SequenceOutput, StepOutput, TokenLogprobs
+from octavo.core.step import (
+    DraftRequest,
+    ScheduledSequence,
+    ScheduledStep,
+    SequenceOutput,
+    StepOutput,
+    TokenLogprobs,
+)
 from octavo.executor.base import StepFailedError
 from octavo.kvcache.block_pool import BlockPool
 from octavo.scheduler.batching import batching_named
+from octavo.scheduler.drafting import Drafting
 from octavo.scheduler.policies import policy_named
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.sequence import Sequence as SchedulerSequence
 
 VOCAB_SIZE = 1000
 
@@ -58,6 +67,39 @@ class _Slot:
         self.seed = seed
         self.prompt_logprobs = logprobs
         self.table: list[int] = []
+        self.num_drafts = 0  # of the step that is running, and how many of them are right
+        self.num_right = 0
+
+
+class ScatteredDrafts:
+    """Drafting of 0 to `longest` tokens, without reason but repeatably."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._count = 0
+
+    def choose(
+        self,
+        sequences: Sequence[SchedulerSequence],
+        limits: Sequence[int],
+        num_tokens: int,
+        room: int,
+    ) -> list[DraftRequest | None]:
+        requests: list[DraftRequest | None] = []
+        for limit in limits:
+            self._count += 1
+            wanted = zlib.crc32(bytes(str(self._count), "ascii")) % (self._longest + 1)
+            length = min(wanted, limit, room)
+            room -= length
+            requests.append(DraftRequest(0, length) if length else None)
+        return requests
+
+    def update(
+        self, step: ScheduledStep, sequences: Sequence[SchedulerSequence], output: StepOutput
+    ) -> None:
+        for planned, result in zip(step.sequences, output.sequences, strict=True):
+            longest = 0 if planned.draft is None else planned.draft.length
+            assert max(len(result.token_ids) - 1, 0) <= result.num_drafts <= longest
 
 
 class TruthExecutor:
@@ -128,7 +170,27 @@ class TruthExecutor:
                     assert cell not in written, "two sequences write one cell in one step"
                     written.add(cell)
                     self._cells[cell] = state
+            if planned.draft is not None:
+                self._write_draft(slot, planned, state, written)
         return StepOutput(step.step_id, [self._read(planned) for planned in step.sequences])
+
+    def _write_draft(
+        self, slot: _Slot, planned: ScheduledSequence, state: int, written: set[int]
+    ) -> None:
+        """Guess as many tokens as asked, or fewer; some of them rightly, from the first on."""
+        assert planned.draft is not None
+        assert planned.samples
+        assert planned.num_tokens == 1
+        end = planned.start + 1
+        slot.num_drafts = state % (planned.draft.length + 1)
+        slot.num_right = state // 7 % (slot.num_drafts + 1)
+        for position in range(end, end + slot.num_drafts):
+            token = next_token(state, slot.seed, position)
+            state = extend(state, token + (position >= end + slot.num_right))
+            cell = self._cell(slot, position)
+            assert cell not in written, "two sequences write one cell in one step"
+            written.add(cell)
+            self._cells[cell] = state
 
     def _read(self, planned) -> SequenceOutput:  # type: ignore[no-untyped-def]
         slot = self._slots[planned.slot]
@@ -147,9 +209,16 @@ class TruthExecutor:
             )
         if not planned.samples:
             return SequenceOutput(planned.slot, (), prompt_logprobs=prompt_logprobs)
-        token = next_token(state, slot.seed, end)
-        slot.tokens.append(token)
-        return SequenceOutput(planned.slot, (token,), prompt_logprobs=prompt_logprobs)
+        num_right, num_drafts = slot.num_right, slot.num_drafts
+        slot.num_right = slot.num_drafts = 0
+        tokens: list[int] = []
+        for position in range(end, end + num_right + 1):
+            tokens.append(next_token(state, slot.seed, position))
+            state = extend(state, tokens[-1])
+        slot.tokens += tokens
+        return SequenceOutput(
+            planned.slot, tuple(tokens), None, prompt_logprobs, num_drafts=num_drafts
+        )
 
     def _cell(self, slot: _Slot, position: int) -> int:
         block, offset = divmod(position, self._block_size)
@@ -205,6 +274,7 @@ def make_scheduler(
     batching: str = "continuous",
     chunked_prefill: bool = True,
     reserve_max: bool = False,
+    drafting: Drafting | None = None,
 ) -> tuple[Scheduler, BlockPool]:
     pool = BlockPool(num_blocks, enable_prefix_caching=prefix_caching)
     scheduler = Scheduler(
@@ -218,5 +288,6 @@ def make_scheduler(
         batching=batching_named(batching),
         enable_chunked_prefill=chunked_prefill,
         reserve_max_model_len=reserve_max,
+        drafting=drafting,
     )
     return scheduler, pool

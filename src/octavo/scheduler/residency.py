@@ -88,6 +88,10 @@ class Residency:
         self._num_unfilled -= num_tokens
         self._unreturned.append(_Unreturned())
 
+    def filled(self, num_tokens: int) -> None:
+        """A step computed so many tokens more than it was planned for, in places held for them."""
+        self._num_unfilled -= num_tokens
+
     def step_ended(self) -> None:
         """The oldest step in flight has ended."""
         self._return(self._unreturned.popleft())
@@ -148,9 +152,9 @@ class Residency:
             raise InvariantError("blocks that were counted as free could not be allocated")
         plan.bindings.append(_binding(sequence))
 
-    def extend(self, sequence: Sequence, count: int, plan: StepPlan) -> bool:
+    def extend(self, sequence: Sequence, count: int, plan: StepPlan, spare: int = 0) -> bool:
         """Make the next `count` tokens writable; False, and nothing changed, if the blocks aren't
-        there.
+        there. spare: free blocks to leave.
         """
         table, start = sequence.block_table, sequence.num_computed
         index, offset = divmod(start, self.block_size)
@@ -158,6 +162,8 @@ class Residency:
         if not copies and start + count <= len(table) * self.block_size:
             return True
         missing = max(self.blocks_for(start + count) - len(table), 0)
+        if spare and missing + copies + spare > self.pool.num_free:
+            return False
         blocks = self.pool.allocate(missing + copies)
         if blocks is None:
             return False

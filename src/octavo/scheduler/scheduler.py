@@ -26,6 +26,7 @@ from octavo.core.step import (
 )
 from octavo.kvcache.block_pool import BlockPool
 from octavo.scheduler.batching import Batching, ContinuousBatching
+from octavo.scheduler.drafting import Drafting
 from octavo.scheduler.limits import Limits
 from octavo.scheduler.plan import StepInFlight, StepPlan
 from octavo.scheduler.policies import Policy
@@ -42,7 +43,8 @@ class Scheduler:
 
     batching: when waiting sequences may join. enable_chunked_prefill: a prompt may be computed in
     parts; else max_num_batched_tokens must be at least max_model_len. reserve_max_model_len: give
-    each sequence the blocks of max_model_len tokens when it starts (see Residency).
+    each sequence the blocks of max_model_len tokens when it starts (see Residency). drafting:
+    decides how many tokens are guessed; None guesses none.
 
     Steps may overlap: `schedule` may be called again before `update` was given the earlier step's
     output, as often as the executor is deep. Every sequence of an accepted request gets exactly one
@@ -62,6 +64,7 @@ class Scheduler:
         batching: Batching | None = None,
         enable_chunked_prefill: bool = True,
         reserve_max_model_len: bool = False,
+        drafting: Drafting | None = None,
     ) -> None:
         self._pool = pool
         self._policy = policy
@@ -75,6 +78,7 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._enable_chunked_prefill = enable_chunked_prefill
         self._max_num_queued_reqs = max_num_queued_reqs
+        self._drafting = drafting
 
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished ones, by request
         self._running: list[Sequence] = []  # in the policy's order
@@ -131,8 +135,9 @@ class Scheduler:
         self._pool.forget_prefixes()
         doomed = [s for s in self._unfinished() if s.slot is not None or not running_only]
         deltas = [self._finish(s, FinishReason.ERROR, now, error=error) for s in doomed]
-        for survivor in self._unfinished():
-            survivor.num_pending = 0  # of a step that will never report
+        for survivor in self._unfinished():  # of a step that will never report
+            survivor.num_pending = 0
+            survivor.is_drafted_for = False
         return deltas
 
     @property
@@ -162,6 +167,8 @@ class Scheduler:
         if not plan.scheduled:
             return None
         num_tokens = self._max_num_batched_tokens - plan.budget
+        if self._drafting is not None:
+            self._draft(self._drafting, plan, num_tokens)
         self._residency.step_began(num_tokens)
         self._count_step(plan, num_tokens)
         step = ScheduledStep(
@@ -185,7 +192,7 @@ class Scheduler:
             if missing == 1:
                 singles_behind -= 1
             missing = min(missing, plan.budget - singles_behind)
-            if missing <= 0 or not sequence.may_grow:
+            if missing <= 0 or not sequence.may_grow or sequence.is_drafted_for:
                 continue
             while not self._residency.extend(sequence, missing, plan):
                 enough = False
@@ -228,12 +235,9 @@ class Scheduler:
 
     def _enter(self, sequence: Sequence, count: int, plan: StepPlan) -> None:
         """Put the next `count` tokens of a sequence, which has their blocks, into the step."""
-        table, start = sequence.block_table, sequence.num_computed
+        start = sequence.num_computed
         end = start + count
-        new_blocks: tuple[int, ...] = ()
-        if len(table) > sequence.num_sent_blocks:
-            new_blocks = tuple(table[sequence.num_sent_blocks :])
-            sequence.num_sent_blocks = len(table)
+        new_blocks = self._unsent_blocks(sequence)
         samples = end == len(sequence.token_ids) + sequence.num_pending
         if samples:
             sequence.num_pending += 1
@@ -248,6 +252,34 @@ class Scheduler:
         block_size = self._residency.block_size
         if end // block_size > sequence.num_registered_blocks:
             self._residency.register_full_blocks(sequence)
+
+    def _draft(self, drafting: Drafting, plan: StepPlan, num_tokens: int) -> None:
+        """Add drafts to the planned sequences that are one token behind and know all others."""
+        indices, sequences, limits = [], [], []
+        for index, (planned, sequence) in enumerate(
+            zip(plan.scheduled, plan.sequences, strict=True)
+        ):
+            # An accepted draft is followed by one more token: the last that may come is no draft.
+            limit = sequence.num_tokens_left - 1
+            if planned.samples and planned.num_tokens == 1 and sequence.num_pending == 1 and limit:
+                indices.append(index)
+                sequences.append(sequence)
+                limits.append(limit)
+        if not sequences:
+            return
+        requests = drafting.choose(sequences, limits, num_tokens, plan.budget)
+        for index, sequence, request in zip(indices, sequences, requests, strict=True):
+            # Blocks for guesses are taken only while each running sequence finds one for what it
+            # knows: nobody is preempted for a guess.
+            if request is None or not self._residency.extend(
+                sequence, request.length, plan, spare=len(self._running)
+            ):
+                continue
+            sequence.is_drafted_for = True
+            plan.scheduled[index] = plan.scheduled[index]._replace(
+                new_block_ids=plan.scheduled[index].new_block_ids + self._unsent_blocks(sequence),
+                draft=request,
+            )
 
     def _yield_to_higher_rank(self) -> None:
         """Preempt running sequences that the first waiting one outranks, if that lets it start."""
@@ -276,6 +308,8 @@ class Scheduler:
         if output.step_id != done.step.step_id:
             raise InvariantError(f"output of step {output.step_id}, expected {done.step.step_id}")
         self._residency.step_ended()
+        if self._drafting is not None:
+            self._drafting.update(done.step, done.sequences, output)
         deltas = []
         for sequence, planned, result in zip(
             done.sequences, done.step.sequences, output.sequences, strict=True
@@ -283,6 +317,7 @@ class Scheduler:
             if sequence.finish_reason is not None:
                 continue  # ended while the step ran
             sequence.num_pending -= planned.samples
+            sequence.is_drafted_for &= planned.draft is None
             if result.error is not None:
                 final = self._finish(sequence, FinishReason.ERROR, now, error=result.error)
                 deltas.append(final._replace(is_refusal=result.is_refusal))
@@ -291,10 +326,19 @@ class Scheduler:
                 # A preempted prompt is computed again: overwrite from where this chunk begins.
                 sequence.prompt_logprobs[planned.start + 1 :] = result.prompt_logprobs
             if planned.samples:
+                self._keep_accepted(sequence, len(result.token_ids) - 1)
                 delta = self._append_tokens(sequence, result, now)
                 self._totals.generated_tokens += len(delta.token_ids)
                 deltas.append(delta)
         return deltas
+
+    def _keep_accepted(self, sequence: Sequence, num_accepted: int) -> None:
+        """Drafts that were accepted have their keys and values in the cache already, unless the
+        sequence was preempted meanwhile.
+        """
+        if num_accepted and sequence.slot is not None:
+            sequence.num_computed += num_accepted
+            self._residency.filled(num_accepted)
 
     def _append_tokens(self, sequence: Sequence, result: SequenceOutput, now: float) -> TokenDelta:
         """Add generated tokens up to the first that ends the sequence."""
@@ -366,6 +410,16 @@ class Scheduler:
         )
 
     # --- small parts --------------------------------------------------------------------------
+
+    @staticmethod
+    def _unsent_blocks(sequence: Sequence) -> tuple[int, ...]:
+        """Of its table, those that the runner doesn't know; it is about to."""
+        table = sequence.block_table
+        if len(table) == sequence.num_sent_blocks:
+            return ()
+        unsent = tuple(table[sequence.num_sent_blocks :])
+        sequence.num_sent_blocks = len(table)
+        return unsent
 
     def _unfinished(self) -> list[Sequence]:
         return [sequence for group in self._sequences.values() for sequence in group]

@@ -13,6 +13,7 @@ class Sequence:
     token_ids: prompt and output as far as known. num_pending: tokens that steps in flight will add.
     num_computed: tokens whose keys and values are in the cache, or will be after the steps in
     flight.
+    is_drafted_for: the newest step in flight guesses tokens, so how many it adds is not known.
     num_written: those of them that steps before its last one compute.
     block_table, slot: held while running; of the table, the runner knows the first num_sent_blocks,
     the prefix index the first num_registered_blocks.
@@ -27,6 +28,7 @@ class Sequence:
         "first_token_time",
         "fork_source",
         "index",
+        "is_drafted_for",
         "num_cached_tokens",
         "num_computed",
         "num_pending",
@@ -54,6 +56,7 @@ class Sequence:
         self.num_prompt_tokens = len(self.token_ids)
         self.num_pending = 0
         self.num_computed = 0
+        self.is_drafted_for = False
         self.num_written = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
@@ -79,11 +82,16 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_tokens_left(self) -> int:
+        """Tokens that it may still generate, those of steps in flight among them."""
+        return self.request.max_tokens - self.num_output_tokens
+
+    @property
     def may_grow(self) -> bool:
         """Whether another token is wanted, as far as can be told before the steps in flight end."""
         if self.num_pending == 0:
             return True
-        return self.num_output_tokens + self.num_pending < self.request.max_tokens
+        return self.num_pending < self.num_tokens_left
 
     def reason_to_finish(self, token: int) -> FinishReason | None:
         """Why `token`, the newest, ends the sequence, if it does."""
