@@ -21,14 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.config import Config, ModelConfig
 from octavo.core.clock import monotonic
 from octavo.core.dtypes import KV_DTYPE_ALIASES
-from octavo.core.errors import ConfigError, OctavoError
+from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat
-from octavo.core.sampling_params import SamplingParams
 from octavo.decisions import (
     Decision,
     asked_length,
@@ -37,7 +36,9 @@ from octavo.decisions import (
     reservation,
     step_budget,
 )
+from octavo.decisions import speculation as speculation_decisions
 from octavo.logs import log_to_stderr
+from octavo.text.generation_config import GENERATION_KEYS, default_sampling, eos_token_ids
 from octavo.text.served_model import ServedModel
 from octavo.weights import Checkpoint, TextAssets, open_checkpoint
 
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
     from octavo.models.causal_lm import CausalLM
     from octavo.ops.backend import Backend, WeightPlan
     from octavo.ops.op import Choice
+    from octavo.runner.model_runner import ModelRunner
+    from octavo.scheduler.drafting import Drafting
+    from octavo.speculative.proposers import Proposers
+    from octavo.speculative.registry import Target
     from octavo.text.chat_template import ChatTemplate
     from octavo.text.tokenizer import Tokenizer
 
@@ -68,15 +73,8 @@ _ENGINE_MODULES = (
     "octavo.scheduler.scheduler",
 )
 
-# Keys of generation_config.json that are sampling parameters here, under our names.
-_GENERATION_KEYS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
+# Steps of so many rows are timed at start, to know what verifying costs: about 0.2 s.
+_CALIBRATED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
 class Probe(Protocol):
@@ -147,6 +145,7 @@ def build_engine(
     from octavo.models.registry import build_model
     from octavo.ops.backend import load_backend
     from octavo.runner.model_runner import ModelRunner
+    from octavo.sampling.sampler import Sampler
     from octavo.scheduler.batching import batching_named
     from octavo.scheduler.policies import policy_named
     from octavo.scheduler.scheduler import Scheduler
@@ -160,6 +159,24 @@ def build_engine(
     dtype, dtype_reason = backend.resolve_dtype(config.model.dtype, stored_dtype)
     choices = backend.choose(dtype, config.backend.kernels)
     quantization = config.model.quantization
+    sampler = Sampler(backend, max_num_seqs=config.scheduler.max_num_seqs, vocab_size=vocab_size)
+    speculation = None
+    if config.speculation.parsed.methods:
+        from octavo.speculative.registry import Target  # only who guesses loads it
+
+        speculation = _speculation(
+            config,
+            Target(
+                model=model,
+                checkpoint=checkpoint,
+                backend=backend,
+                sampler=sampler,
+                dtype=dtype,
+                quantization=quantization,
+                vocab_size=vocab_size,
+                open_model=lambda name: open_model(replace(config.model, model=name)),
+            ),
+        )
     weights = plan_weights(model, checkpoint, backend, dtype, quantization)
     asked_kv_dtype = config.cache.kv_cache_dtype
     kv_dtype, kv_reason = backend.resolve_kv_dtype(
@@ -167,6 +184,8 @@ def build_engine(
     )
     kv_format = KVFormat(kv_dtype)
     heads = [(layer.num_kv_heads, layer.head_dim) for layer in model.spec.layers]
+    if speculation is not None:
+        heads += speculation.kv_heads
     sizing = decide_num_blocks(
         model.spec.max_position,
         block_size=config.cache.block_size,
@@ -184,12 +203,14 @@ def build_engine(
     runner = ModelRunner(
         model,
         backend if probe is None else probe.on_backend(backend),
+        sampler,
         num_blocks=sizing.num_blocks,
         block_size=config.cache.block_size,
         kv_format=kv_format,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=sizing.max_model_len,
         vocab_size=vocab_size,
+        speculation=speculation,
     )
     executor: Executor = LocalExecutor(runner)
     if probe is not None:
@@ -205,6 +226,7 @@ def build_engine(
         batching=batching_named(config.scheduler.batching),
         enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
         reserve_max_model_len=config.cache.kv_policy == "reserve-max",
+        drafting=None if speculation is None else _drafting(config, speculation, runner, budget),
     )
     loop = EngineLoop(scheduler, executor, monotonic, depth=executor.max_steps_in_flight)
     decisions = (
@@ -221,6 +243,7 @@ def build_engine(
         ),
         Decision("KV cache dtype", kv_dtype, kv_reason),
         *reservation(config.cache, sizing.num_blocks, sizing.max_model_len),
+        *speculation_decisions(config.speculation.parsed),
     )
     fingerprint = _fingerprint(checkpoint, config, weights, kv_dtype, choices)
     facts = EngineFacts(
@@ -232,6 +255,29 @@ def build_engine(
         decisions=decisions,
     )
     return loop, facts
+
+
+def _speculation(config: Config, target: Target) -> Proposers:
+    """All that guesses, with its weights loaded."""
+    from octavo.speculative.proposers import Proposers
+    from octavo.speculative.registry import build_proposers
+
+    return Proposers(build_proposers(config.speculation.parsed.methods, target))
+
+
+def _drafting(config: Config, speculation: Proposers, runner: ModelRunner, budget: int) -> Drafting:
+    """What decides how much is guessed."""
+    from octavo.scheduler.drafting import AdaptiveDrafts, FixedDrafts
+
+    settings = config.speculation.parsed
+    if not settings.is_adaptive:
+        return FixedDrafts(settings.max_length)
+    counts = [count for count in _CALIBRATED_ROWS if count <= budget]
+    return AdaptiveDrafts(
+        num_methods=speculation.num_methods,
+        max_length=settings.max_length,
+        seconds_by_rows=runner.seconds_by_rows(counts),
+    )
 
 
 def engine_child(config: Config) -> EngineChild:
@@ -398,44 +444,10 @@ def sampling_decisions(model: ServedModel, config: ModelConfig) -> tuple[Decisio
     if not model.default_sampling:
         return ()
     value = ", ".join(f"{name} {setting}" for name, setting in model.default_sampling.items())
-    overridden = {_GENERATION_KEYS.get(key, key) for key in config.override_generation_config}
+    overridden = {GENERATION_KEYS.get(key, key) for key in config.override_generation_config}
     sources = []
     if model.default_sampling.keys() - overridden:
         sources.append("the model's generation_config.json (--generation-config none ignores it)")
     if overridden:
         sources.append("--override-generation-config")
     return (Decision("sampling defaults", value, " and ".join(sources)),)
-
-
-def default_sampling(config: ModelConfig, generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """SamplingParams fields for requests that are silent about them.
-
-    From the model's generation_config.json unless --generation-config none; `do_sample: false`
-    there means temperature 0. --override-generation-config wins.
-    """
-    defaults: dict[str, Any] = {}
-    if config.generation_config == "auto":
-        for key, name in _GENERATION_KEYS.items():
-            if generation_config.get(key) is not None:
-                defaults[name] = generation_config[key]
-        if generation_config.get("do_sample") is False:
-            defaults["temperature"] = 0.0
-    for key, value in config.override_generation_config.items():
-        defaults[_GENERATION_KEYS.get(key, key)] = value
-    try:
-        SamplingParams(**defaults)
-    except (TypeError, OctavoError) as error:
-        raise ConfigError(
-            f"default sampling parameters {defaults} can't be used: {error}. Correct "
-            "--override-generation-config, or ignore the model's with --generation-config none."
-        ) from error
-    return defaults
-
-
-def eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> set[int]:
-    """All the places where a model may name its end of text."""
-    ids = set(tokenizer.eos_ids)
-    for source in (checkpoint.generation_config, checkpoint.config):
-        value = source.get("eos_token_id")
-        ids.update(value if isinstance(value, list) else [] if value is None else [value])
-    return {token for token in ids if 0 <= token < tokenizer.vocab_size}

@@ -24,6 +24,11 @@ from octavo.core.dtypes import (
 )
 from octavo.core.errors import ConfigError
 from octavo.core.foreign_settings import remark_on
+from octavo.speculative_config import (
+    SpeculativeConfig,
+    parse_speculative_config,
+    speculative_config,
+)
 
 DEFAULT_MODEL = "default"
 
@@ -38,9 +43,10 @@ def knob(
     choices: tuple[str, ...] = (),
     aliases: tuple[str, ...] = (),
     secret: bool = False,
+    takes_json: bool = False,
 ) -> Any:
     """A configuration field. `low` and `high` are inclusive; `aliases` are other flag names; a
-    secret is never shown.
+    secret is never shown; a text that takes JSON may be given as the objects.
     """
     metadata = {
         "doc": doc,
@@ -50,6 +56,7 @@ def knob(
         "choices": choices,
         "aliases": aliases,
         "secret": secret,
+        "takes_json": takes_json,
     }
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -211,6 +218,29 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeculationConfig:
+    """Tokens that are guessed, and verified without changing what is generated."""
+
+    speculative_config: str = knob(
+        "off",
+        "Guess tokens and verify several at once; the text stays the same. ngram or suffix (look "
+        "them up in what was written before), draft_model, layer_skip, medusa, eagle or eagle3, as "
+        'JSON with vLLM\'s keys, e.g. {"method": "ngram", "num_speculative_tokens": 8}, or short: '
+        "ngram:8; several are joined by +. How many are guessed, up to that number, is decided for "
+        "each step by what it gains.",
+        takes_json=True,
+    )
+
+    @property
+    def parsed(self) -> SpeculativeConfig:
+        """Raises ConfigError for what doesn't depend on the model."""
+        return speculative_config(parse_speculative_config(self.speculative_config))
+
+    def __post_init__(self) -> None:
+        self.parsed  # noqa: B018  # a mistake is told before anything is loaded
+
+
+@dataclass(frozen=True, kw_only=True)
 class BackendConfig:
     """What computes."""
 
@@ -266,6 +296,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     backend: BackendConfig = field(default_factory=BackendConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
@@ -294,6 +325,7 @@ _SECTIONS: dict[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "speculation": SpeculationConfig,
     "backend": BackendConfig,
     "server": ServerConfig,
 }
@@ -317,6 +349,7 @@ class Knob:
     choices: tuple[str, ...]
     aliases: tuple[str, ...]
     secret: bool
+    takes_json: bool
 
     @property
     def flag(self) -> str:
@@ -356,6 +389,8 @@ class Knob:
             return self.kind(number)
         if self.kind is str and isinstance(value, str):
             return value
+        if self.takes_json and isinstance(value, (dict, list)):
+            return json.dumps(value)
         if self.kind is list:
             items = value if isinstance(value, (list, tuple)) else [value]
             return [str(item) for item in items if item is not None]

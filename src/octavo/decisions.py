@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.config import CacheConfig, ModelConfig, SchedulerConfig
 from octavo.core.errors import ConfigError
+from octavo.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from octavo.ops.backend import Backend
@@ -58,6 +59,22 @@ def reservation(config: CacheConfig, num_blocks: int, max_model_len: int) -> tup
             f"{max_model_len} tokens a sequence",
             f"set by --kv-policy reserve-max: memory for {num_sequences} sequences at once, and no "
             "prefix caching",
+        ),
+    )
+
+
+def speculation(config: SpeculativeConfig) -> tuple[Decision, ...]:
+    """What --speculative-config leads to."""
+    if not config.methods:
+        return ()
+    names = ", ".join(str(method["method"]) for method in config.methods)
+    return (
+        Decision(
+            "speculation",
+            f"{names}: up to {config.max_length} tokens",
+            "how many is decided for each step, by what they gain"
+            if config.is_adaptive
+            else "always as many, since adaptive is false",
         ),
     )
 

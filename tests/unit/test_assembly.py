@@ -19,6 +19,7 @@ from octavo.ops.native.backend import NativeBackend
 from octavo.ops.native.ops import ISAS
 from octavo.ops.op import Choice, Target
 from octavo.ops.torch.backend import TorchBackend
+from octavo.text.generation_config import default_sampling
 from octavo.text.served_model import ServedModel
 from support.checkpoints import make_checkpoint
 
@@ -40,38 +41,38 @@ def test_mdl_15_the_models_sampling_defaults_are_used() -> None:
         "eos_token_id": 2,
         "max_new_tokens": 50,
     }
-    defaults = assembly.default_sampling(ModelConfig(), shipped)
+    defaults = default_sampling(ModelConfig(), shipped)
     assert defaults == {
         "temperature": 0.7,
         "top_k": 20,
         "repetition_penalty": 1.1,
         "max_tokens": 50,
     }
-    assert assembly.default_sampling(ModelConfig(generation_config="none"), shipped) == {}
+    assert default_sampling(ModelConfig(generation_config="none"), shipped) == {}
 
 
 def test_mdl_15_do_sample_false_means_greedy() -> None:
     greedy = {"do_sample": False, "temperature": 0.7}
-    assert assembly.default_sampling(ModelConfig(), greedy)["temperature"] == 0.0
-    assert assembly.default_sampling(ModelConfig(), {"do_sample": None}) == {}
+    assert default_sampling(ModelConfig(), greedy)["temperature"] == 0.0
+    assert default_sampling(ModelConfig(), {"do_sample": None}) == {}
 
 
 @pytest.mark.parametrize("off", [0, -1])
 def test_smp_10_top_k_off_in_generation_config(off: int) -> None:
-    defaults = assembly.default_sampling(ModelConfig(), {"do_sample": True, "top_k": off})
+    defaults = default_sampling(ModelConfig(), {"do_sample": True, "top_k": off})
     assert SamplingParams(**defaults).top_k == 0
 
 
 def test_overridden_sampling_defaults_win() -> None:
     config = ModelConfig(override_generation_config={"temperature": 0.2, "max_new_tokens": 7})
-    defaults = assembly.default_sampling(config, {"temperature": 0.7, "top_p": 0.9})
+    defaults = default_sampling(config, {"temperature": 0.7, "top_p": 0.9})
     assert defaults == {"temperature": 0.2, "top_p": 0.9, "max_tokens": 7}
 
 
 @pytest.mark.parametrize("bad", [{"temperature": -1}, {"temprature": 1}])
 def test_sampling_defaults_that_cannot_be_used_stop_the_start(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="--override-generation-config"):
-        assembly.default_sampling(ModelConfig(override_generation_config=bad), {})
+        default_sampling(ModelConfig(override_generation_config=bad), {})
 
 
 def test_eos_ids_come_from_every_place_that_names_them(tmp_path: Path) -> None:

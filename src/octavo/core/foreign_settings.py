@@ -10,7 +10,7 @@ _BY_REMARK = {
     ),
     "not built yet": (
         "async-scheduling cpu-offload-gb kv-offloading-size enable-lora max-loras max-lora-rank "
-        "lora-modules lora speculative-config sc spec-method spec-model spec-tokens model-draft md "
+        "lora-modules lora "
         "enable-auto-tool-choice tool-call-parser reasoning-parser structured-outputs-config"
     ),
     "not built yet; a proxy in front can do TLS": "ssl-keyfile ssl-certfile",
@@ -22,6 +22,7 @@ _BY_REMARK = {
     "not needed: the format is known from the files": "load-format",
     "not needed: requests are not logged": "disable-log-requests",
     "not needed: preempted requests are computed again, not swapped": "swap-space",
+    "use --speculative-config": "sc spec-method spec-model spec-tokens model-draft md draft-max",
     "use --access-log, a line for each HTTP request": "enable-log-requests",
     "use --log-stats-interval 0": "disable-log-stats",
     "use --kv-cache-dtype, for keys and values alike": "cache-type-k ctk cache-type-v ctv",

@@ -1,18 +1,25 @@
-"""Runs steps: slots → batch → model → logits → sampler."""
+"""Runs steps: slots → drafts → batch → model → logits → sampler → verification."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
 import numpy as np
 
+from octavo.core.clock import Clock, monotonic
+from octavo.core.errors import InvariantError
 from octavo.core.model_spec import KVFormat
 from octavo.core.step import ScheduledStep, SequenceOutput, StepOutput, TokenLogprobs
 from octavo.models.causal_lm import CausalLM
-from octavo.ops import Array, BatchContext, copy_blocks, non_finite_rows, split_columns
+from octavo.ops import Array, BatchContext, copy_blocks, move_kv, non_finite_rows, split_columns
 from octavo.ops.backend import Backend
+from octavo.ops.batch import HostBatch
 from octavo.runner.batch import StepBatch, build_batch
 from octavo.runner.slots import Slots
+from octavo.runner.speculation import ComputedStep, Draft, Speculation, Verified
 from octavo.sampling.logprobs import token_logprobs
-from octavo.sampling.sampler import Sampler, non_finite_error
+from octavo.sampling.sampler import DrawnRows, SampledRows, Sampler, non_finite_error
 
 # Bounds the logits of a long prompt: 256 rows of a vocabulary of 262144 are 256 MiB.
 _PROMPT_LOGPROB_ROWS = 256
@@ -25,6 +32,7 @@ class ModelRunner:
         self,
         model: CausalLM,
         backend: Backend,
+        sampler: Sampler,
         *,
         num_blocks: int,
         block_size: int,
@@ -32,12 +40,15 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         vocab_size: int,
+        speculation: Speculation | None = None,
+        clock: Clock = monotonic,
     ) -> None:
         """vocab_size: of the tokenizer. Logits of a model may be wider by padding, which is cut off
         before anything looks at them. Raises ConfigError if there is no memory for the KV cache.
         """
         self.num_blocks = num_blocks
-        self._forward = backend.compile(model.forward)
+        self._taps = () if speculation is None else speculation.taps
+        self._forward = backend.compile(self._hidden)
         self._forward_and_head = backend.compile(self._hidden_and_logits)
         self._head = backend.compile(self._logits_of_vocabulary)
         self._model = model
@@ -45,9 +56,16 @@ class ModelRunner:
         self._backend = backend
         self._block_size = block_size
         heads = [(layer.num_kv_heads, layer.head_dim) for layer in model.spec.layers]
+        self._num_model_layers = len(heads)
+        if speculation is not None:
+            heads += speculation.kv_heads
         self._kv_layers = backend.allocate_kv(num_blocks, block_size, heads, kv_format)
         self._slots = Slots(max_num_seqs, max_model_len, block_size)
-        self._sampler = Sampler(backend, max_num_seqs=max_num_seqs, vocab_size=vocab_size)
+        self._sampler = sampler
+        self._speculation = speculation
+        self._clock = clock
+        if speculation is not None:
+            speculation.attach(self._slots, self._kv_layers)
 
     def execute(self, step: ScheduledStep) -> StepOutput:
         """Compute one step. A sampled token becomes the slot's next known token, so the following
@@ -56,19 +74,57 @@ class ModelRunner:
         self._apply_changes(step)
         if not step.sequences:
             return StepOutput(step.step_id, [])
-        batch = build_batch(self._slots, step.sequences, self._block_size)
+        drafts: dict[int, Draft] = {}
+        if self._speculation is not None:
+            self._speculation.begin(step)
+            drafts = self._speculation.propose(step.sequences)
+        began = self._clock()
+        batch = build_batch(self._slots, step.sequences, self._block_size, drafts)
         ctx = self._backend.batch_context(batch.host, self._kv_layers)
         outputs = [SequenceOutput(sequence.slot, ()) for sequence in step.sequences]
+        verified: dict[int, Verified] = {}
         if len(batch.shape.sampling):
-            rows = self._backend.from_host(batch.shape.sampling_rows)
-            hidden, logits = self._forward_and_head(ctx, rows)
-            self._sample(logits, batch, outputs)
+            rows = self._backend.from_host(batch.shape.rows)
+            hidden, logits, *taps = self._forward_and_head(ctx, rows)
+            sampled = self._sample(logits, batch, drafts)
+            if drafts:
+                verified = self._verify(sampled, batch, drafts)
+            self._put_tokens(outputs, sampled, batch, verified)
         else:
-            hidden = self._forward(ctx)
+            hidden, *taps = self._forward(ctx)
         for index, sequence in enumerate(step.sequences):
             if self._slots.prompt_logprobs[sequence.slot] is not None:
                 outputs[index] = self._with_prompt_logprobs(outputs[index], hidden, batch, index)
-        return StepOutput(step.step_id, outputs)
+        if self._speculation is None:
+            return StepOutput(step.step_id, outputs)
+        seconds = self._clock() - began
+        kept = _kept_rows(batch, verified)
+        self._speculation.observe(ComputedStep(step, batch.host, hidden, tuple(taps), kept))
+        return StepOutput(step.step_id, outputs, seconds, self._speculation.take_seconds())
+
+    def seconds_by_rows(self, counts: Sequence[int], repeats: int = 3) -> list[tuple[int, float]]:
+        """(rows, seconds) of forwards that compute so many tokens and the logits of each: what
+        verifying costs here, the fastest of some. Before the first step, since it writes to blocks.
+        """
+        found = []
+        for count in counts:
+            places = np.arange(min(count, self.num_blocks * self._block_size))
+            host = HostBatch(
+                token_ids=np.zeros_like(places),
+                positions=places,
+                kv_slots=places,
+                query_starts=np.array((0, len(places)), np.int32),
+                context_lens=np.array((len(places),), np.int32),
+                block_tables=np.arange(-(-len(places) // self._block_size), dtype=np.int32)[None],
+            )
+            times = []
+            for _ in range(repeats):
+                began = self._clock()
+                ctx = self._backend.batch_context(host, self._kv_layers)
+                self._forward_and_head(ctx, self._backend.from_host(places))
+                times.append(self._clock() - began)
+            found.append((len(places), min(times)))
+        return found
 
     def _apply_changes(self, step: ScheduledStep) -> None:
         for binding in step.bindings:
@@ -84,23 +140,75 @@ class ModelRunner:
             for copy in step.block_copies:
                 self._slots.replace_block(copy.slot, copy.index, copy.target)
 
-    def _sample(self, logits: Array, batch: StepBatch, outputs: list[SequenceOutput]) -> None:
-        """Sample the sequences that do, from a row of logits each, and put what came out into
-        `outputs`.
-        """
-        slots = batch.shape.sampling_slots
-        sampled = self._sampler.sample(logits, slots, self._slots.lengths[slots])
-        self._slots.append_tokens(slots, sampled.token_ids)
+    def _sample(self, logits: Array, batch: StepBatch, drafts: Mapping[int, Draft]) -> SampledRows:
+        """A token for each row of logits, be it known yet or not that the row is reached."""
+        shape = batch.shape
+        positions = batch.host.positions[shape.rows] + 1
+        if not drafts:
+            return self._sampler.sample(logits, shape.row_slots, positions)
+        paths: list[tuple[int, ...]] = [()] * len(shape.rows)
+        drawn: list[tuple[int, Draft]] = []
+        for index, first in zip(shape.sampling.tolist(), shape.row_starts.tolist(), strict=True):
+            if (draft := drafts.get(index)) is not None:
+                paths[first : first + 1 + len(draft.token_ids)] = _paths(draft)
+                if draft.probabilities is not None:
+                    drawn.append((first, draft))
+        return self._sampler.sample(
+            logits, shape.row_slots, positions, paths=paths, drawn=_drawn_rows(drawn)
+        )
+
+    def _verify(
+        self, sampled: SampledRows, batch: StepBatch, drafts: Mapping[int, Draft]
+    ) -> dict[int, Verified]:
+        """What became of each draft; what was accepted of a tree is a chain in the cache then."""
+        if self._speculation is None:
+            raise InvariantError("there are drafts, but nothing that makes any")
+        shape, verified = batch.shape, {}
+        sources: list[int] = []
+        targets: list[int] = []
+        for index, first in zip(shape.sampling.tolist(), shape.row_starts.tolist(), strict=True):
+            if (draft := drafts.get(index)) is None:
+                continue
+            verified[index] = one = self._speculation.verify(draft, sampled, first)
+            if draft.parents is not None:
+                row = int(shape.query_starts[index + 1]) - len(draft.token_ids)
+                moved = [(row + i, row + to) for to, i in enumerate(one.accepted) if i != to]
+                sources += [source for source, _ in moved]
+                targets += [target for _, target in moved]
+        if sources:
+            kv_slots = batch.host.kv_slots
+            for layer in self._kv_layers[: self._num_model_layers]:
+                move_kv(layer, kv_slots[sources], kv_slots[targets])
+        return verified
+
+    def _put_tokens(
+        self,
+        outputs: list[SequenceOutput],
+        sampled: SampledRows,
+        batch: StepBatch,
+        verified: Mapping[int, Verified],
+    ) -> None:
+        """New tokens into slots and outputs."""
+        shape, logprobs = batch.shape, sampled.logprobs
+        if not verified:
+            self._slots.append_tokens(shape.row_slots, sampled.token_ids)
         token_ids = sampled.token_ids.tolist()
-        for row, index in enumerate(batch.shape.sampling.tolist()):
+        for index, row in zip(shape.sampling.tolist(), shape.row_starts.tolist(), strict=True):
             slot = outputs[index].slot
-            if row in sampled.errors:
+            one = verified.get(index)
+            if one is None:
+                one = _unguessed(row, token_ids[row], sampled)
+            if one.error is not None:
                 outputs[index] = SequenceOutput(
-                    slot, (), error=sampled.errors[row], is_refusal=row in sampled.refused
+                    slot, (), error=one.error, is_refusal=one.is_refusal
                 )
-            else:
-                logprobs = (sampled.logprobs[row],) if row in sampled.logprobs else None
-                outputs[index] = SequenceOutput(slot, (token_ids[row],), logprobs)
+                continue
+            if verified:
+                self._slots.extend_tokens(slot, one.token_ids)
+            self._sampler.observe(slot, one.token_ids)
+            of_tokens = tuple(logprobs[r] for r in one.rows) if row in logprobs else None
+            num_drafts = int(shape.counts[index]) - 1 if index in verified else 0
+            outputs[index] = SequenceOutput(slot, one.token_ids, of_tokens, num_drafts=num_drafts)
 
     def _with_prompt_logprobs(
         self, output: SequenceOutput, hidden: Array, batch: StepBatch, index: int
@@ -131,12 +239,58 @@ class ModelRunner:
         """Logits of the hidden states' `rows` (R,) int64 -> (R, V), V the tokenizer's."""
         return self._head(hidden, self._backend.from_host(rows))
 
-    def _hidden_and_logits(self, ctx: BatchContext, rows: Array) -> tuple[Array, Array]:
+    def _hidden(self, ctx: BatchContext) -> tuple[Array, ...]:
+        """Hidden states, then the outputs of the layers that are tapped."""
+        return self._model.forward_with_taps(ctx, self._taps)
+
+    def _hidden_and_logits(self, ctx: BatchContext, rows: Array) -> tuple[Array, ...]:
         """A whole step as one function: one replay, where forwards are recorded."""
-        hidden = self._model.forward(ctx)
-        return hidden, self._logits_of_vocabulary(hidden, rows)
+        hidden, *taps = self._hidden(ctx)
+        return hidden, self._logits_of_vocabulary(hidden, rows), *taps
 
     def _logits_of_vocabulary(self, hidden: Array, rows: Array) -> Array:
         logits = self._model.logits(hidden, rows)
         padding = logits.shape[1] - self._vocab_size
         return split_columns(logits, (self._vocab_size, padding))[0] if padding else logits
+
+
+def _unguessed(row: int, token: int, sampled: SampledRows) -> Verified:
+    """The next token of a sequence that nothing was guessed for."""
+    if row in sampled.errors:
+        return Verified((), (), (), sampled.errors[row], row in sampled.refused)
+    return Verified((token,), (), (row,))
+
+
+def _drawn_rows(drafts: Sequence[tuple[int, Draft]]) -> DrawnRows | None:
+    """Of drafts that were drawn, each with the row of its sequence's last known token."""
+    if not drafts:
+        return None
+    return DrawnRows(
+        np.concatenate([first + np.arange(len(draft.token_ids)) for first, draft in drafts]),
+        np.concatenate([draft.token_ids for _, draft in drafts]),
+        np.concatenate([draft.probabilities for _, draft in drafts]),
+    )
+
+
+def _paths(draft: Draft) -> list[tuple[int, ...]]:
+    """For the last known token and then each draft token: the guesses up to it and with it."""
+    tokens = draft.token_ids.tolist()
+    if draft.parents is None:
+        return [tuple(tokens[:end]) for end in range(len(tokens) + 1)]
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tokens, draft.parents.tolist(), strict=True):
+        paths.append((*paths[parent + 1], token))
+    return paths
+
+
+def _kept_rows(batch: StepBatch, verified: Mapping[int, Verified]) -> list[np.ndarray]:
+    """By sequence, the rows of its tokens that stay: see ComputedStep."""
+    starts = batch.host.query_starts.tolist()
+    kept = []
+    for index, (start, end) in enumerate(pairwise(starts)):
+        if (one := verified.get(index)) is None:
+            kept.append(np.arange(start, end))
+        else:
+            # A drafted sequence has one token of its own in the step.
+            kept.append(np.array([start, *(start + 1 + i for i in one.accepted)]))
+    return kept

@@ -13,11 +13,12 @@ from octavo.core.step import SlotBinding
 class Slots:
     """Tokens and block tables of up to `max_num_seqs` sequences.
 
-    Axes: N = max_num_seqs, L = max_model_len. token_ids (N, L) int64: known tokens, prompt first.
-    lengths (N,) int64: how many are known. num_prompt_tokens (N,) int64. block_tables (N, ceil(L /
-    block_size)) int32: the first num_blocks (N,) int64 are used, the rest is 0. kv_slots (N, L)
-    int64, rounded up to whole blocks: the same by position, block id * block_size + offset.
-    prompt_logprobs: how many top tokens to report for the prompt's tokens, None for no report.
+    Axes: N = max_num_seqs, L = max_model_len. token_ids (N, L) int64: known tokens, prompt first,
+    then maybe guessed ones. lengths (N,) int64: how many are known. num_prompt_tokens (N,) int64.
+    block_tables (N, ceil(L / block_size)) int32: the first num_blocks (N,) int64 are used, the rest
+    is 0. kv_slots (N, L) int64, rounded up to whole blocks: the same by position, block id *
+    block_size + offset. prompt_logprobs: how many top tokens to report for the prompt's tokens,
+    None for no report.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
@@ -68,6 +69,17 @@ class Slots:
         ends = self.lengths[slots]
         self.token_ids[slots, ends] = token_ids
         self.lengths[slots] = ends + 1
+
+    def extend_tokens(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Several new tokens for one slot."""
+        start = self.lengths[slot]
+        self.token_ids[slot, start : start + len(token_ids)] = token_ids
+        self.lengths[slot] = start + len(token_ids)
+
+    def put_draft(self, slot: int, token_ids: np.ndarray) -> None:
+        """Guessed tokens behind the known ones, which are not known by that."""
+        start = self.lengths[slot]
+        self.token_ids[slot, start : start + len(token_ids)] = token_ids
 
     def _set_blocks(self, slot: int, where: slice, block_ids: Sequence[int]) -> None:
         self.block_tables[slot, where] = block_ids

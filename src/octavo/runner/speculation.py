@@ -11,6 +11,7 @@ from octavo.core.step import ScheduledSequence, ScheduledStep
 from octavo.ops import Array
 from octavo.ops.batch import HostBatch, KVLayer
 from octavo.runner.slots import Slots
+from octavo.sampling.sampler import SampledRows
 
 
 class Draft(NamedTuple):
@@ -27,13 +28,20 @@ class Draft(NamedTuple):
     probabilities: np.ndarray | None = None
 
 
-class Proposals(NamedTuple):
-    """drafts: by index in the step's sequences, at most as long as asked; a sequence that has none
-    decodes as ever. seconds: that each method took.
+class Verified(NamedTuple):
+    """What a draft came to. Either there are tokens, or an error.
+
+    token_ids: new tokens of the sequence; the first len(accepted) are guesses. accepted: these
+    guesses' indices in the draft, along the path. rows: each token's row among the sampled ones.
+    error: sampling failed right after the last known token. is_refusal: because of what the request
+    asked for.
     """
 
-    drafts: dict[int, Draft]
-    seconds: tuple[float, ...]
+    token_ids: tuple[int, ...]
+    accepted: tuple[int, ...]
+    rows: tuple[int, ...]
+    error: str | None = None
+    is_refusal: bool = False
 
 
 class ComputedStep(NamedTuple):
@@ -73,10 +81,23 @@ class Speculation(Protocol):
         """The slots are as the step wants them: bindings, blocks and copies are applied."""
         ...
 
-    def propose(self, sequences: Sequence[ScheduledSequence]) -> Proposals:
-        """Guess for the sequences that have a DraftRequest, after `begin`."""
+    def propose(self, sequences: Sequence[ScheduledSequence]) -> dict[int, Draft]:
+        """Guess for the sequences that have a DraftRequest, after `begin`.
+
+        By index in `sequences`, at most as long as asked; one without a guess decodes as ever.
+        """
+        ...
+
+    def verify(self, draft: Draft, sampled: SampledRows, first_row: int) -> Verified:
+        """What becomes of a draft of K guesses whose rows are first_row (the last known token's)
+        and first_row + 1 + i (guess i's).
+        """
         ...
 
     def observe(self, step: ComputedStep) -> None:
         """A step was computed."""
+        ...
+
+    def take_seconds(self) -> tuple[float, ...]:
+        """What each method took since the last call."""
         ...

@@ -36,7 +36,7 @@ def test_help_shows_every_knob_whole(capsys: pytest.CaptureFixture[str]) -> None
         assert f"{spec.flag} " in help_text.replace(",", " ")
         assert spec.env in help_text
         assert spec.doc in help_text
-    for section in ("Model:", "Cache:", "Scheduler:", "Backend:", "Server:"):
+    for section in ("Model:", "Cache:", "Scheduler:", "Speculation:", "Backend:", "Server:"):
         assert section in help_text
 
 

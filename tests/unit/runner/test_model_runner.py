@@ -15,6 +15,7 @@ from octavo.models.causal_lm import CausalLM
 from octavo.ops.backend import Backend
 from octavo.runner import model_runner
 from octavo.runner.model_runner import ModelRunner
+from octavo.sampling.sampler import Sampler
 from octavo.weights import Checkpoint, open_checkpoint
 from support.backends import BACKENDS, cpu_backend
 from support.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -50,6 +51,7 @@ def make_drive(model: CausalLM, backend: Backend, vocab_size: int = VOCAB_SIZE) 
     runner = ModelRunner(
         model,
         backend,
+        Sampler(backend, max_num_seqs=6, vocab_size=vocab_size),
         num_blocks=200,
         block_size=BLOCK_SIZE,
         kv_format=KVFormat("float32"),

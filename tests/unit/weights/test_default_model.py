@@ -17,9 +17,9 @@ from threading import Thread
 
 import pytest
 
-from octavo.assembly import default_sampling
 from octavo.config import ModelConfig
 from octavo.core.errors import ConfigError
+from octavo.text.generation_config import default_sampling
 from octavo.weights import Checkpoint, default_model
 from octavo.weights.default_model import WheelModel, fetch
 

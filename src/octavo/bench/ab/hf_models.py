@@ -19,6 +19,7 @@ from octavo import assembly
 from octavo.config import ModelConfig
 from octavo.core.errors import ConfigError
 from octavo.core.request import FinishReason
+from octavo.text.generation_config import eos_token_ids
 from octavo.text.tokenizer import Tokenizer
 from octavo.weights import Checkpoint
 
@@ -91,7 +92,7 @@ class HuggingFaceModel:
         self.name = checkpoint.name
         self.tokenizer: Tokenizer = text.tokenizer
         self.vocab_size = assembly.vocab_size(checkpoint, text)
-        self.eos_token_ids = assembly.eos_token_ids(checkpoint, text.tokenizer)
+        self.eos_token_ids = eos_token_ids(checkpoint, text.tokenizer)
         spec = assembly.unloaded_model(checkpoint).spec
         self.max_model_len = spec.max_position
         self.kv_bytes_per_token = sum(

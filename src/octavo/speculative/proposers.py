@@ -1,0 +1,77 @@
+"""All configured proposers, behind the runner's one seam."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from octavo.core.clock import Clock, monotonic
+from octavo.core.step import ScheduledSequence, ScheduledStep
+from octavo.ops.batch import KVLayer
+from octavo.runner.slots import Slots
+from octavo.runner.speculation import ComputedStep, Draft, Verified
+from octavo.sampling.sampler import SampledRows
+from octavo.speculative.proposer import DraftTask, Proposer
+from octavo.speculative.verify import verify
+
+
+class Proposers:
+    """A Speculation: hands each request for a draft to the proposer that it names."""
+
+    def __init__(self, proposers: Sequence[Proposer], *, clock: Clock = monotonic) -> None:
+        """proposers: at least one; a DraftRequest's method is the index of one."""
+        self._proposers = tuple(proposers)
+        self._clock = clock
+        self._seconds = [0.0] * len(self._proposers)
+        self.num_methods = len(self._proposers)
+        self.kv_heads = [heads for proposer in self._proposers for heads in proposer.kv_heads]
+        self.taps = tuple(sorted({tap for proposer in self._proposers for tap in proposer.taps}))
+
+    def attach(self, slots: Slots, kv_layers: tuple[KVLayer, ...]) -> None:
+        self._slots = slots
+        end = len(kv_layers) - len(self.kv_heads)
+        of_model = kv_layers[:end]
+        for proposer in self._proposers:
+            start, end = end, end + len(proposer.kv_heads)
+            proposer.attach(slots, of_model + kv_layers[start:end])
+
+    def begin(self, step: ScheduledStep) -> None:
+        for method, proposer in enumerate(self._proposers):
+            with self._timed(method):
+                proposer.begin(step)
+
+    def propose(self, sequences: Sequence[ScheduledSequence]) -> dict[int, Draft]:
+        tasks: list[list[DraftTask]] = [[] for _ in self._proposers]
+        indices: list[list[int]] = [[] for _ in self._proposers]
+        for index, sequence in enumerate(sequences):
+            if (request := sequence.draft) is not None:
+                tasks[request.method].append(DraftTask(sequence.slot, request))
+                indices[request.method].append(index)
+        drafts: dict[int, Draft] = {}
+        for method, proposer in enumerate(self._proposers):
+            if not tasks[method]:
+                continue
+            with self._timed(method):
+                proposed = proposer.propose(tasks[method])
+            found = zip(indices[method], proposed, strict=True)
+            drafts |= {index: draft for index, draft in found if draft is not None}
+        return drafts
+
+    def verify(self, draft: Draft, sampled: SampledRows, first_row: int) -> Verified:
+        return verify(draft, sampled, first_row)
+
+    def observe(self, step: ComputedStep) -> None:
+        for method, proposer in enumerate(self._proposers):
+            with self._timed(method):
+                proposer.observe(step)
+
+    def take_seconds(self) -> tuple[float, ...]:
+        taken = tuple(self._seconds)
+        self._seconds = [0.0] * len(taken)
+        return taken
+
+    @contextmanager
+    def _timed(self, method: int) -> Iterator[None]:
+        began = self._clock()
+        yield
+        self._seconds[method] += self._clock() - began
