@@ -72,7 +72,6 @@ struct SampleArgs {
   int64_t top_k;
   float top_p;
   float min_p;
-  double uniform;
 };
 
 struct Kernels {
@@ -112,7 +111,11 @@ struct Kernels {
   bool (*row_is_finite)(const float* logits, int64_t size);  // some finite, none NaN or +inf
   int64_t (*argmax)(const float* logits, int64_t size);  // the lowest id among equals
   // scratch: sample_scratch_bytes(V) of the calling thread's own, 64-byte aligned.
-  int64_t (*sample)(const float* logits, int64_t size, const SampleArgs& args, void* scratch);
+  int64_t (*sample)(const float* logits, int64_t size, const SampleArgs& args, double uniform,
+                    void* scratch);
+  // What `sample` draws from: V values.
+  void (*probabilities)(const float* logits, int64_t size, const SampleArgs& args, float* result,
+                        void* scratch);
   void (*log_probabilities)(const float* logits, int64_t size, int64_t token, int64_t num_top,
                             float* own, int64_t* rank, int64_t* top_ids, float* top_values,
                             void* scratch);

@@ -100,6 +100,8 @@ Kernels kernels_of(const std::map<std::string, std::string>& isa_by_op) {
          k.argmax = from.argmax;
          k.sample = from.sample;
        }},
+      {"probabilities",
+       [](Kernels& k, const Kernels& from) { k.probabilities = from.probabilities; }},
       {"log_probabilities",
        [](Kernels& k, const Kernels& from) { k.log_probabilities = from.log_probabilities; }},
       {"non_finite_rows",

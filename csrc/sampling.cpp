@@ -35,6 +35,10 @@ void check_below(std::span<const int64_t> indices, int64_t limit, const char* me
     if (index < 0 || index >= limit) throw std::out_of_range(message);
 }
 
+SampleArgs args_of_row(const SampleSettings& settings, int64_t r) {
+  return {settings.temperature[r], settings.top_k[r], settings.top_p[r], settings.min_p[r]};
+}
+
 }  // namespace
 
 void adjust_logits(Pool& pool, const Logits& logits, const LogitEdits& edits) {
@@ -66,11 +70,18 @@ void adjust_logits(Pool& pool, const Logits& logits, const LogitEdits& edits) {
 }
 
 void sample(Pool& pool, const Kernels& kernels, const Logits& logits,
-            const SampleSettings& settings, int64_t* tokens) {
+            const SampleSettings& settings, const double* uniform, int64_t* tokens) {
   pool.parallel_for(logits.count, [&](int64_t r, int) {
-    const SampleArgs args{settings.temperature[r], settings.top_k[r], settings.top_p[r],
-                          settings.min_p[r], settings.uniform[r]};
-    tokens[r] = kernels.sample(logits.rows.row(r), logits.size, args, thread_scratch(logits.size));
+    tokens[r] = kernels.sample(logits.rows.row(r), logits.size, args_of_row(settings, r),
+                               uniform[r], thread_scratch(logits.size));
+  });
+}
+
+void probabilities(Pool& pool, const Kernels& kernels, const Logits& logits,
+                   const SampleSettings& settings, float* result) {
+  pool.parallel_for(logits.count, [&](int64_t r, int) {
+    kernels.probabilities(logits.rows.row(r), logits.size, args_of_row(settings, r),
+                          result + r * logits.size, thread_scratch(logits.size));
   });
 }
 

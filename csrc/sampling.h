@@ -29,16 +29,19 @@ struct LogitEdits {
 // there.
 void adjust_logits(Pool& pool, const Logits& logits, const LogitEdits& edits);
 
-// tokens, and all that is asked for: (R,).
+// Each (R,).
 struct SampleSettings {
   const float* temperature;
   const int64_t* top_k;
   const float* top_p;
   const float* min_p;
-  const double* uniform;
 };
+// uniform, tokens: (R,).
 void sample(Pool& pool, const Kernels& kernels, const Logits& logits,
-            const SampleSettings& settings, int64_t* tokens);
+            const SampleSettings& settings, const double* uniform, int64_t* tokens);
+// result: (R, V).
+void probabilities(Pool& pool, const Kernels& kernels, const Logits& logits,
+                   const SampleSettings& settings, float* result);
 
 // own, ranks: (R,); top_ids, top_values: (R, num_top), num_top at most V. Raises std::out_of_range
 // for tokens that are not there.

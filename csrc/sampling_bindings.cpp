@@ -71,10 +71,21 @@ void py_sample(Pool& pool, const Kernels& kernels, const ReadLogits& array,
   check_lengths(
       {temperature.size(), top_k.size(), top_p.size(), min_p.size(), uniform.size(), tokens.size()},
       logits.count);
-  const SampleSettings settings{temperature.data(), top_k.data(), top_p.data(), min_p.data(),
-                                uniform.data()};
+  const SampleSettings settings{temperature.data(), top_k.data(), top_p.data(), min_p.data()};
   const nb::gil_scoped_release unlocked;
-  sample(pool, kernels, logits, settings, tokens.data());
+  sample(pool, kernels, logits, settings, uniform.data(), tokens.data());
+}
+
+void py_probabilities(Pool& pool, const Kernels& kernels, const ReadLogits& array,
+                      const In<float>& temperature, const In<int64_t>& top_k,
+                      const In<float>& top_p, const In<float>& min_p, const Out<float, 2>& result) {
+  const Logits logits = logits_of(array);
+  check_lengths({temperature.size(), top_k.size(), top_p.size(), min_p.size(), result.shape(0)},
+                logits.count);
+  check_lengths({result.shape(1)}, logits.size);
+  const SampleSettings settings{temperature.data(), top_k.data(), top_p.data(), min_p.data()};
+  const nb::gil_scoped_release unlocked;
+  probabilities(pool, kernels, logits, settings, result.data());
 }
 
 void py_log_probabilities(Pool& pool, const Kernels& kernels, const ReadLogits& array,
@@ -111,6 +122,8 @@ void bind_sampling(nb::module_& m) {
         "allowed_pair_tokens"_a, "ops.adjust_logits in place; the edits are LogitEdits' fields.");
   m.def("sample", &py_sample, "pool"_a, "kernels"_a, "logits"_a.noconvert(), "temperature"_a,
         "top_k"_a, "top_p"_a, "min_p"_a, "uniform"_a, "tokens"_a.noconvert());
+  m.def("probabilities", &py_probabilities, "pool"_a, "kernels"_a, "logits"_a.noconvert(),
+        "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "result"_a.noconvert());
   m.def("log_probabilities", &py_log_probabilities, "pool"_a, "kernels"_a, "logits"_a.noconvert(),
         "tokens"_a, "own"_a.noconvert(), "ranks"_a.noconvert(), "top_ids"_a.noconvert(),
         "top_values"_a.noconvert());

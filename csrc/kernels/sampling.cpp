@@ -236,8 +236,16 @@ inline double beyond(double share, double total) {
   return std::nextafter(share * total, double(kInfinity));
 }
 
-int64_t sample_top_k(const float* logits, int64_t size, const SampleArgs& args, float factor,
-                     Scratch& s) {
+// What the filters leave, where top_k is one of them: the first `count` of `sorted`, whose weights
+// lie in the scratch, in this order, and add up to `total`.
+struct TopK {
+  const uint64_t* sorted;
+  int64_t count;
+  double total;
+};
+
+TopK keep_top_k(const float* logits, int64_t size, const SampleArgs& args, float factor,
+                Scratch& s) {
   const uint64_t* sorted = likeliest(logits, size, args.top_k, s);
   int64_t kept = args.top_k;
   for (int64_t i = 0; i < kept; ++i) s.weights[i] = logits[id_of(sorted[i])];
@@ -251,8 +259,15 @@ int64_t sample_top_k(const float* logits, int64_t size, const SampleArgs& args, 
     kept = reach(double(args.top_p) * total, kept, weight, nucleus) + 1;
     total = nucleus;
   }
+  return {sorted, kept, total};
+}
+
+int64_t sample_top_k(const float* logits, int64_t size, const SampleArgs& args, double uniform,
+                     float factor, Scratch& s) {
+  const TopK kept = keep_top_k(logits, size, args, factor, s);
+  const auto weight = [&](int64_t i) { return s.weights[i]; };
   double sum = 0;
-  return id_of(sorted[reach(beyond(args.uniform, total), kept, weight, sum)]);
+  return id_of(kept.sorted[reach(beyond(uniform, kept.total), kept.count, weight, sum)]);
 }
 
 // A row's weights from `floor` up to 1, in bins of falling weight whose masses are known and whose
@@ -318,6 +333,12 @@ class Bins {
 
   // Of the place that was found last.
   int64_t id(Place place) const { return id_of(sorted_[place.index]); }
+  // f(id) for each token of its bin up to it. What comes in earlier bins weighs at least above(it).
+  template <typename F>
+  void for_each_in_bin(Place place, F f) const {
+    for (int64_t i = 0; i <= place.index; ++i) f(id_of(sorted_[i]));
+  }
+  float above(Place place) const { return float_of(kOne - (uint32_t(place.bin) << shift_) + 1); }
 
  private:
   static constexpr uint32_t kOne = 0x3f800000;  // the bits of 1.0f
@@ -354,44 +375,98 @@ class Bins {
   int64_t count_ = 0;
 };
 
-int64_t sample(const float* logits, int64_t size, const SampleArgs& args, void* scratch) {
-  if (!(args.temperature > 0.0f) || args.top_k == 1) return argmax(logits, size);
-  Scratch s(scratch, size);
+bool is_greedy(const SampleArgs& args) { return !(args.temperature > 0.0f) || args.top_k == 1; }
+
+float factor_of(const SampleArgs& args) {
   const float inverse = 1.0f / args.temperature;
-  const float factor = inverse <= FLT_MAX ? inverse : FLT_MAX;  // infinity times 0 would be NaN
-  if (args.top_k > 0 && args.top_k < size) return sample_top_k(logits, size, args, factor, s);
+  return inverse <= FLT_MAX ? inverse : FLT_MAX;  // infinity times 0 would be NaN
+}
+
+// The least weight that is ever drawn.
+float least_weight(const SampleArgs& args) {
+  const float least = args.min_p < 1.0f ? args.min_p : 1.0f;
+  return least > FLT_MIN ? least : FLT_MIN;
+}
+
+// Count the tokens that min_p leaves; without it, so many of the likeliest that their mass reaches
+// `needed`, which is about `share` of the row's `total`. Returns the mass that shares are of.
+double fill(Bins& bins, int64_t size, const SampleArgs& args, double share, double needed,
+            double total) {
+  if (args.min_p > 0.0f) return bins.fill(least_weight(args));
+  // Tokens below a floor have less mass than size * floor: with this one, the others have enough.
+  // Should rounding have it otherwise, a lower one is tried.
+  double floor = (1.0 - share) * total / double(size);
+  for (;;) {
+    floor = floor < FLT_MIN ? FLT_MIN : floor > 1.0 ? 1.0 : floor;
+    const double mass = bins.fill(float(floor));
+    if (mass >= needed) return total;
+    if (floor == FLT_MIN) return mass;  // that is all
+    floor *= 1.0 / 4096;
+  }
+}
+
+int64_t sample(const float* logits, int64_t size, const SampleArgs& args, double uniform,
+               void* scratch) {
+  if (is_greedy(args)) return argmax(logits, size);
+  Scratch s(scratch, size);
+  const float factor = factor_of(args);
+  if (args.top_k > 0 && args.top_k < size)
+    return sample_top_k(logits, size, args, uniform, factor, s);
 
   const int64_t best = argmax(logits, size);
   double total = exponentials(logits, size, logits[best], factor, s.weights);
   if (!(total < double(kInfinity))) return best;  // NaN: the row is broken
   Bins bins(logits, size, s);
   const bool has_top_p = args.top_p < 1.0f;
-  if (args.min_p > 0.0f) {
-    const float floor = args.min_p < 1.0f ? args.min_p : 1.0f;
-    total = bins.fill(floor > FLT_MIN ? floor : FLT_MIN);
-  } else {
-    // Tokens below a floor have less mass than size * floor: with this one, the others have enough.
-    // Should rounding have it otherwise, a lower one is tried.
-    const double share = has_top_p ? double(args.top_p) : args.uniform;
-    const double needed = has_top_p ? share * total : beyond(share, total);
-    double floor = (1.0 - share) * total / double(size);
-    for (;;) {
-      floor = floor < FLT_MIN ? FLT_MIN : floor > 1.0 ? 1.0 : floor;
-      const double mass = bins.fill(float(floor));
-      if (mass >= needed) break;
-      if (floor == FLT_MIN) {  // that is all
-        total = mass;
-        break;
-      }
-      floor *= 1.0 / 4096;
-    }
-  }
+  const double share = has_top_p ? double(args.top_p) : uniform;
+  const double needed = has_top_p ? share * total : beyond(share, total);
+  total = fill(bins, size, args, share, needed, total);
   Bins::Place last = bins.end();
   if (has_top_p) {
-    last = bins.find(double(args.top_p) * total, last);
+    last = bins.find(share * total, last);
     total = last.sum;
   }
-  return bins.id(bins.find(beyond(args.uniform, total), last));
+  return bins.id(bins.find(beyond(uniform, total), last));
+}
+
+void probabilities(const float* logits, int64_t size, const SampleArgs& args, float* result,
+                   void* scratch) {
+  if (is_greedy(args) || !row_is_finite(logits, size)) {
+    std::memset(result, 0, size_t(size) * sizeof(float));
+    result[argmax(logits, size)] = 1.0f;
+    return;
+  }
+  Scratch s(scratch, size);
+  const float factor = factor_of(args);
+  if (args.top_k > 0 && args.top_k < size) {
+    const TopK kept = keep_top_k(logits, size, args, factor, s);
+    std::memset(result, 0, size_t(size) * sizeof(float));
+    for (int64_t i = 0; i < kept.count; ++i)
+      result[id_of(kept.sorted[i])] = float(double(s.weights[i]) / kept.total);
+    return;
+  }
+
+  const float maximum = logits[argmax(logits, size)];
+  double total = exponentials(logits, size, maximum, factor, s.weights);
+  Bins bins(logits, size, s);
+  const bool has_top_p = args.top_p < 1.0f;
+  const double share = args.top_p;
+  if (has_top_p || args.min_p > 0.0f) total = fill(bins, size, args, share, share * total, total);
+  float least = least_weight(args);
+  Bins::Place last = bins.end();
+  if (has_top_p) {
+    last = bins.find(share * total, last);
+    total = last.sum;
+    least = bins.above(last);
+  }
+  const float inverse = float(1.0 / total);
+  for (int64_t c = 0; c < size; c += 16) {
+    const f32x16 w = load(s.weights + c);
+    store_first(result + c, zero_where_below(w, w, least) * splat(inverse),
+                int(size - c < 16 ? size - c : 16));
+  }
+  if (has_top_p)
+    bins.for_each_in_bin(last, [&](int64_t id) { result[id] = s.weights[id] * inverse; });
 }
 
 void log_probabilities(const float* logits, int64_t size, int64_t token, int64_t num_top,
@@ -420,6 +495,7 @@ void install_sampling(Kernels& table) {
   table.row_is_finite = row_is_finite;
   table.argmax = argmax;
   table.sample = sample;
+  table.probabilities = probabilities;
   table.log_probabilities = log_probabilities;
 }
 

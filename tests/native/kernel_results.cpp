@@ -428,12 +428,17 @@ void add_sampling(const Machine& machine, const Results& results) {
       uniform.push_back(random.unit());
       chosen.push_back(random.below(size));
     }
-    const SampleSettings settings{temperature.data(), top_k.data(), top_p.data(), min_p.data(),
-                                  uniform.data()};
-    sample(*machine.pool, *machine.kernels, logits, settings, tokens.data());
+    const SampleSettings settings{temperature.data(), top_k.data(), top_p.data(), min_p.data()};
+    sample(*machine.pool, *machine.kernels, logits, settings, uniform.data(), tokens.data());
     Digest digest;
     digest.add_words(tokens.data(), 2 * kRows);
     results.add(name_of("sample", size), digest);
+
+    std::vector<float> distributions(static_cast<size_t>(kRows * size));
+    probabilities(*machine.pool, *machine.kernels, logits, settings, distributions.data());
+    digest = Digest();
+    digest.add_floats(distributions.data(), kRows * size);
+    results.add(name_of("probabilities", size), digest);
 
     std::vector<float> own(kRows), top_values(kRows * kTop);
     std::vector<int64_t> ranks(kRows), top_ids(kRows * kTop);

@@ -125,15 +125,26 @@ class Falling:
         weights = np.exp((wide[self.order] - wide.max()) / (temperature or 1.0))
         self.p = weights / weights.sum()
 
-    def place(self, draw: Draw) -> int:
-        """Where in the order the token is."""
+    def mass(self, draw: Draw) -> np.ndarray:
+        """Of all tokens up to each of those that the filters leave."""
         if draw.temperature == 0:
-            return 0
-        p = self.p[self.p >= draw.min_p * self.p[0]][: draw.top_k or None]
-        mass = np.cumsum(p)
+            return np.ones(1)
+        mass = np.cumsum(self.p[self.p >= draw.min_p * self.p[0]][: draw.top_k or None])
         if draw.top_p < 1:
             mass = mass[: int(np.argmax(mass >= draw.top_p * mass[-1])) + 1]
+        return mass
+
+    def place(self, draw: Draw) -> int:
+        """Where in the order the token is."""
+        mass = self.mass(draw)
         return int(np.argmax(mass > draw.uniform * mass[-1]))
+
+    def probabilities(self, draw: Draw) -> np.ndarray:
+        """By token id."""
+        mass = self.mass(draw)
+        found = np.zeros(len(self.p))
+        found[self.order[: len(mass)]] = self.p[: len(mass)] / mass[-1] if draw.temperature else 1.0
+        return found
 
     def places(self, draw: Draw, error: float) -> range:
         """All places that float32's rounding may lead to: each limit may be off by `error`."""
@@ -148,17 +159,16 @@ class Falling:
         return range(self.place(low), self.place(high) + 1)
 
 
+def columns_of(draws: list[Draw]) -> list[np.ndarray]:
+    """Temperature, top_k, top_p, min_p, uniform of each row, as the ops take them."""
+    dtypes = (np.float32, np.int64, np.float32, np.float32, np.float64)
+    columns = zip(*draws, strict=True)
+    return [np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)]
+
+
 def draw_all(b: Bench, logits: np.ndarray, draws: list[Draw]) -> list[int]:
     """One token for each row."""
-    temperature, top_k, top_p, min_p, uniform = (
-        np.array(column, dtype)
-        for column, dtype in zip(
-            zip(*draws, strict=True),
-            (np.float32, np.int64, np.float32, np.float32, np.float64),
-            strict=True,
-        )
-    )
-    tokens = b.op(b.put(logits), temperature, top_k, top_p, min_p, uniform)
+    tokens = b.op(b.put(logits), *columns_of(draws))
     assert tokens.dtype == np.int64
     found: list[int] = tokens.tolist()
     return found
@@ -171,21 +181,39 @@ def in_float32(draw: Draw) -> Draw:
     return draw._replace(temperature=temperature, top_p=top_p, min_p=min_p)
 
 
-@cases("sample", vocab=[1, 50, 5000], spread=[0.0, 0.5, 6.0])
-def draws(b: Bench, vocab: int, spread: float) -> None:
-    """All filters, alone and together; flat and peaked rows (0: all tokens are equal)."""
+def all_filters(rng: np.random.Generator) -> list[Draw]:
+    """Alone and together."""
     wanted = [
-        in_float32(Draw(t, k, top_p, min_p, b.rng.uniform()))
+        in_float32(Draw(t, k, top_p, min_p, rng.uniform()))
         for t in (0.0, 0.7, 2.0)
         for k in (0, 1, 5, 2000)
         for top_p in (1.0, 0.8763, 0.0313)  # of no number of equal tokens exactly
         for min_p in (0.0, 0.3)
     ]
     wanted[::9] = [draw._replace(uniform=0.0) for draw in wanted[::9]]
+    return wanted
+
+
+# Flat and peaked rows (0: all tokens are equal).
+@cases("sample", vocab=[1, 50, 5000], spread=[0.0, 0.5, 6.0])
+def draws(b: Bench, vocab: int, spread: float) -> None:
+    wanted = all_filters(b.rng)
     logits = (spread * b.normal(len(wanted), vocab)).astype(np.float32)
     rows = [Falling(row, draw.temperature) for row, draw in zip(logits, wanted, strict=True)]
     expected = [int(row.order[row.place(draw)]) for row, draw in zip(rows, wanted, strict=True)]
     assert draw_all(b, logits, wanted) == expected
+
+
+@cases("probabilities", vocab=[1, 50, 5000], spread=[0.0, 0.5, 6.0])
+def distributions(b: Bench, vocab: int, spread: float) -> None:
+    wanted = all_filters(b.rng)
+    logits = (spread * b.normal(len(wanted), vocab)).astype(np.float32)
+    found = b.op(b.put(logits), *columns_of(wanted)[:-1])
+    assert found.dtype == np.float32
+    for actual, row, draw in zip(found, logits, wanted, strict=True):
+        expected = Falling(row, draw.temperature).probabilities(draw)
+        assert np.array_equal(actual > 0, expected > 0), draw
+        b.close(actual, expected)
 
 
 EXTREMES = [
@@ -238,6 +266,30 @@ def draws_from_a_large_vocabulary(b: Bench, spread: float) -> None:
             p = row.p[row.order == token]
             slack = 1 + ROUNDING
             assert row.p[places.stop - 1] / slack <= p <= row.p[places.start] * slack, draw
+
+
+@cases("probabilities", spread=[1e-3, 3.0])
+def distributions_over_a_large_vocabulary(b: Bench, spread: float) -> None:
+    logits, rows = large_rows(spread)
+    found = b.op(b.put(logits), *columns_of(EXTREMES)[:-1])
+    for actual, row, draw in zip(found, rows, EXTREMES, strict=True):
+        expected = row.probabilities(draw)
+        if b.backend.name != "native":  # see above: equals may stand for each other
+            actual, expected = np.sort(actual), np.sort(expected)
+        # Where a filter's limit is near, rounding may put a few of many tokens on its other side.
+        assert np.abs(actual - expected).sum() < 1e-4, draw
+
+
+@cases("probabilities", bad=[np.nan, np.inf, -np.inf])
+def a_row_without_a_distribution_is_certain_of_something(b: Bench, bad: float) -> None:
+    wanted = [Draw(), Draw(top_p=0.5), Draw(min_p=0.1), Draw(top_k=3), Draw(temperature=0.0)]
+    logits = b.normal(len(wanted), 40)
+    broken = logits.copy()
+    broken[:, 7] = bad
+    if bad == -np.inf:
+        broken[:] = bad
+    for row in b.op(b.put(broken), *columns_of(wanted)[:-1]):
+        assert sorted(row.tolist())[-2:] == [0.0, 1.0]
 
 
 @cases("sample", temperature=[0.0, 1e-3, 1.0, 1e6], vocab=[17, 3000, LARGE_VOCAB])

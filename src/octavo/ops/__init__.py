@@ -15,7 +15,13 @@ from octavo.ops.norms import rms_norm
 from octavo.ops.op import OPS, implements, op
 from octavo.ops.rotary import rotary
 from octavo.ops.rows import split_columns, take_rows
-from octavo.ops.sampling import adjust_logits, log_probabilities, non_finite_rows, sample
+from octavo.ops.sampling import (
+    adjust_logits,
+    log_probabilities,
+    non_finite_rows,
+    probabilities,
+    sample,
+)
 
 __all__ = [
     "OPS",
@@ -34,6 +40,7 @@ __all__ = [
     "non_finite_rows",
     "op",
     "paged_attention",
+    "probabilities",
     "rms_norm",
     "rotary",
     "sample",

@@ -72,6 +72,24 @@ def sample(
 
 
 @op
+def probabilities(
+    logits: Array,
+    temperature: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    min_p: np.ndarray,
+) -> np.ndarray:
+    """The distribution that `sample` draws from: p as it is there after the filters. Temperature 0,
+    and a row without a distribution (see `non_finite_rows`): 1 at one token, at the arg-max if the
+    row is not broken.
+
+    Shapes: logits (R, V) float32; temperature, top_p, min_p (R,) float32, top_k (R,) int64 -> (R,
+    V) float32 in host memory; each row's sum is 1 but for rounding.
+    """
+    raise NotImplementedError
+
+
+@op
 def log_probabilities(
     logits: Array, tokens: np.ndarray, num_top: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -162,6 +162,18 @@ def sample(
 ) -> None:
     """tokens: (N,) int64, written."""
 
+def probabilities(
+    pool: Pool,
+    kernels: Kernels,
+    logits: np.ndarray,
+    temperature: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    min_p: np.ndarray,
+    result: np.ndarray,
+) -> None:
+    """result: (N, V) float32, written."""
+
 def log_probabilities(
     pool: Pool,
     kernels: Kernels,

@@ -199,6 +199,12 @@ def _sample(temperature: float, runtime: Runtime) -> Timer:
     return _of_calls(lambda: sampling.sample(logits, *settings))
 
 
+def _probabilities(runtime: Runtime) -> Timer:
+    logits, ones = _array(runtime, 1, _VOCABULARY), np.ones(1, np.float32)
+    settings = (ones, np.zeros(1, np.int64), 0.9 * ones, 0 * ones)
+    return _of_calls(lambda: sampling.probabilities(logits, *settings))
+
+
 def _log_probabilities(runtime: Runtime) -> Timer:
     logits, tokens = _array(runtime, 1, _VOCABULARY), np.zeros(1, np.int64)
     return _of_calls(lambda: sampling.log_probabilities(logits, tokens, 5))
@@ -227,6 +233,7 @@ CASES: dict[str, Sequence[Callable[[Runtime], Timer]]] = {
         for queries in (1, 16)
     ],
     "sample": [functools.partial(_sample, temperature) for temperature in (0.0, 1.0)],
+    "probabilities": [_probabilities],
     "log_probabilities": [_log_probabilities],
     "non_finite_rows": [_non_finite_rows],
 }

@@ -42,6 +42,21 @@ def sample(
     return tokens
 
 
+@native(ops.probabilities)
+def probabilities(
+    logits: NativeArray,
+    temperature: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    min_p: np.ndarray,
+) -> np.ndarray:
+    runtime, result = logits.runtime, np.empty(logits.shape, np.float32)
+    _native.probabilities(
+        runtime.pool, runtime.kernels, logits.values, temperature, top_k, top_p, min_p, result
+    )
+    return result
+
+
 @native(ops.log_probabilities)
 def log_probabilities(
     logits: NativeArray, tokens: np.ndarray, num_top: int

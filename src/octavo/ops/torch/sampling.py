@@ -60,17 +60,54 @@ def sample(
     if len(greedy):
         tokens[greedy] = _rows(logits, greedy).argmax(dim=-1).cpu().numpy()
     if len(drawn):
-        heat = torch.from_numpy(temperature[drawn]).to(logits.device)
-        probabilities = torch.softmax(_rows(logits, drawn).float() / heat.unsqueeze(-1), dim=-1)
-        candidates, ids = _likeliest(probabilities, min(NUM_CANDIDATES, logits.shape[1]))
+        rows = _softmax(logits, drawn, temperature)
+        candidates, ids = _likeliest(rows, min(NUM_CANDIDATES, logits.shape[1]))
         for i, row in enumerate(drawn):
-            setting = (int(top_k[row]), float(top_p[row]), float(min_p[row]), float(uniform[row]))
-            for prefix in _prefixes(probabilities[i], candidates[i], ids[i]):
-                place = _draw(prefix, *setting)
+            setting = (int(top_k[row]), float(top_p[row]), float(min_p[row]))
+            for prefix in _prefixes(rows[i], candidates[i], ids[i]):
+                place = _draw(_filter(prefix, *setting), float(uniform[row]))
                 if place is not None:
                     tokens[row] = prefix.ids[place]
                     break
     return tokens
+
+
+@implements(ops.probabilities, backend="torch", array_type=torch.Tensor)
+def probabilities(
+    logits: torch.Tensor,
+    temperature: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    min_p: np.ndarray,
+) -> np.ndarray:
+    result = np.zeros(logits.shape, np.float32)
+    is_random = (temperature != 0) & ~non_finite_rows(logits)
+    is_filtered = (top_k != 0) | (top_p < 1) | (min_p > 0)
+    certain = np.flatnonzero(~is_random)
+    whole = np.flatnonzero(is_random & ~is_filtered)
+    filtered = np.flatnonzero(is_random & is_filtered)
+    if len(certain):
+        result[certain, _rows(logits, certain).argmax(dim=-1).cpu().numpy()] = 1
+    if len(whole):
+        result[whole] = _softmax(logits, whole, temperature).cpu().numpy()
+    if len(filtered):
+        rows = _softmax(logits, filtered, temperature)
+        candidates, ids = _likeliest(rows, min(NUM_CANDIDATES, logits.shape[1]))
+        for i, row in enumerate(filtered):
+            setting = (int(top_k[row]), float(top_p[row]), float(min_p[row]))
+            for prefix in _prefixes(rows[i], candidates[i], ids[i]):
+                mass, ends = _filter(prefix, *setting)
+                if ends:
+                    kept = slice(len(mass))
+                    result[row, prefix.ids[kept]] = prefix.p[kept] / mass[-1]
+                    break
+    return result
+
+
+def _softmax(logits: torch.Tensor, rows: np.ndarray, temperature: np.ndarray) -> torch.Tensor:
+    """Of some rows, after their temperatures, in float32."""
+    heat = torch.from_numpy(temperature[rows]).to(logits.device)
+    return torch.softmax(_rows(logits, rows).float() / heat.unsqueeze(-1), dim=-1)
 
 
 def _rows(logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
@@ -115,24 +152,41 @@ def _prefixes(row: torch.Tensor, likeliest: np.ndarray, ids: np.ndarray) -> Iter
         yield _Prefix(p.cpu().numpy(), above[order].cpu().numpy(), is_whole=floor < 0)
 
 
-def _draw(prefix: _Prefix, top_k: int, top_p: float, min_p: float, uniform: float) -> int | None:
-    """Place in `prefix` of the token that `uniform` selects; None if that may lie beyond it."""
+class _Filtered(NamedTuple):
+    """What the filters leave of a prefix. mass: of all tokens up to each; empty if more of the row
+    must be seen. ends: nothing is left beyond the prefix.
+    """
+
+    mass: np.ndarray
+    ends: bool
+
+
+_UNKNOWN = _Filtered(np.empty(0), ends=False)
+
+
+def _filter(prefix: _Prefix, top_k: int, top_p: float, min_p: float) -> _Filtered:
     p = prefix.p
     kept = p[p >= np.float32(min_p) * p[0]]
-    ends = prefix.is_whole or len(kept) < len(p)  # all that the filters leave is in `p`
+    ends = prefix.is_whole or len(kept) < len(p)
     if 0 < top_k <= len(kept):
         kept, ends = kept[:top_k], True
     if not ends and (top_k or min_p > 0.0):
-        return None  # some of their mass lies beyond `p`
+        return _UNKNOWN  # some of their mass lies beyond `p`
     mass = np.cumsum(kept, dtype=np.float64)
-    total = mass[-1] if ends else 1.0
     if top_p < 1.0:
+        total = mass[-1] if ends else 1.0
         reached = int(np.searchsorted(mass, top_p * total, side="left"))
         if reached < len(mass):
-            mass, ends = mass[: reached + 1], True
-            total = mass[-1]
-        elif not ends:
-            return None
+            return _Filtered(mass[: reached + 1], ends=True)
+        if not ends:
+            return _UNKNOWN
+    return _Filtered(mass, ends)
+
+
+def _draw(filtered: _Filtered, uniform: float) -> int | None:
+    """Place in the prefix of the token that `uniform` selects; None if that may lie beyond it."""
+    mass, ends = filtered
+    total = mass[-1] if ends else 1.0
     place = int(np.searchsorted(mass, uniform * total, side="right"))
     if place < len(mass):
         return place
