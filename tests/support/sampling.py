@@ -66,6 +66,7 @@ class TableModel:
                 raise AssertionError(sampled.errors)
             for row, token in enumerate(sampled.token_ids.tolist()):
                 tokens[row].append(token)
+                sampler.observe(bindings[row].slot, (token,))
                 if row in sampled.logprobs:
                     logprobs[row].append(sampled.logprobs[row])
         return [sequence[-num_tokens:] for sequence in tokens], logprobs

@@ -35,6 +35,19 @@ class TokenCounts:
             self.counts.append(0)
         self.counts[index] += 1
 
+    def after(self, path: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and counts as they would be with those of `path`; int64."""
+        tokens, counts = np.array(self.tokens), np.array(self.counts)
+        added: dict[int, int] = {}
+        for token in path:
+            if (index := self._index.get(token)) is None:
+                added[token] = added.get(token, 0) + 1
+            else:
+                counts[index] += 1
+        if not added:
+            return tokens, counts
+        return np.append(tokens, list(added)), np.append(counts, list(added.values()))
+
 
 class BadWords:
     """Token sequences that the output may not contain."""
@@ -43,22 +56,30 @@ class BadWords:
         self.single: list[int] = []
         # A word can only be completed right after its last but one token.
         self._by_previous: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
+        self._longest_prefix = 0
         for word in words:
             if len(word) == 1:
                 self.single.append(word[0])
             else:
                 self._by_previous[word[-2]].append((list(word[:-1]), word[-1]))
+                self._longest_prefix = max(self._longest_prefix, len(word) - 1)
 
-    def completions(self, output: list[int]) -> list[int]:
-        """Tokens that would complete a word of several tokens after `output`."""
-        if not output or not self._by_previous:
+    def completions(self, output: list[int], path: Sequence[int] = ()) -> list[int]:
+        """Tokens that would complete a word of several tokens after `output` and `path`."""
+        if not self._by_previous:
             return []
-        candidates = self._by_previous.get(output[-1], ())
-        return [last for prefix, last in candidates if output[-len(prefix) :] == prefix]
+        end = output[-self._longest_prefix :] + list(path) if path else output
+        if not end:
+            return []
+        candidates = self._by_previous.get(end[-1], ())
+        return [last for prefix, last in candidates if end[-len(prefix) :] == prefix]
 
 
 class SequenceEdits:
-    """One sequence's part of the edits, kept up to date token by token."""
+    """One sequence's part of the edits, kept up to date token by token.
+
+    path: guessed tokens that are to be taken for the next of the output; they leave no trace.
+    """
 
     def __init__(self, binding: SlotBinding, vocab_size: int) -> None:
         """vocab_size: ids from there on can't be sampled anyway, so edits of them are dropped."""
@@ -106,23 +127,26 @@ class SequenceEdits:
         if self._counts is not None:
             self._counts.add(token)
 
-    def penalties(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """(tokens, counts) to penalise, or None."""
-        if self._counts is None:
-            return None
-        return np.array(self._counts.tokens), np.array(self._counts.counts)
+    def penalties(self, path: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray] | None:
+        """(tokens, counts) to penalise after `path`, or None."""
+        return None if self._counts is None else self._counts.after(path)
 
-    def biases(self) -> list[tuple[int, float]]:
-        """(token, bias) for the next token; -inf forbids."""
-        biases = self._biases + [(t, -math.inf) for t in self._bad_words.completions(self._output)]
-        if len(self._output) < self._min_tokens:
+    def biases(self, path: Sequence[int] = ()) -> list[tuple[int, float]]:
+        """(token, bias) for the token after `path`; -inf forbids."""
+        completions = self._bad_words.completions(self._output, path)
+        biases = self._biases + [(token, -math.inf) for token in completions]
+        if len(self._output) + len(path) < self._min_tokens:
             biases += [(token, -math.inf) for token in self._eos]
         return biases
 
 
-def merge_edits(sequences: Sequence[tuple[int, SequenceEdits]], num_rows: int) -> LogitEdits | None:
+def merge_edits(
+    sequences: Sequence[tuple[int, SequenceEdits]],
+    num_rows: int,
+    paths: Sequence[Sequence[int]] | None = None,
+) -> LogitEdits | None:
     """The edits of a batch of `num_rows` rows from those of (row, sequence); None if there are
-    none.
+    none. paths: by row, guessed tokens that come before it; None: there are none.
     """
     repetition = np.ones(num_rows, np.float32)
     presence = np.zeros(num_rows, np.float32)
@@ -132,7 +156,8 @@ def merge_edits(sequences: Sequence[tuple[int, SequenceEdits]], num_rows: int) -
     biases: list[tuple[int, float]] = []
     allowed_rows, allowed_tokens = [], []
     for row, edits in sequences:
-        if (penalties := edits.penalties()) is not None:
+        path = paths[row] if paths is not None else ()
+        if (penalties := edits.penalties(path)) is not None:
             repetition[row] = edits.repetition
             presence[row] = edits.presence
             frequency[row] = edits.frequency
@@ -140,7 +165,7 @@ def merge_edits(sequences: Sequence[tuple[int, SequenceEdits]], num_rows: int) -
             penalty_rows.append(np.full(len(tokens), row))
             penalty_tokens.append(tokens)
             penalty_counts.append(counts)
-        if row_biases := edits.biases():
+        if row_biases := edits.biases(path):
             bias_rows += [row] * len(row_biases)
             biases += row_biases
         if edits.allowed is not None:

@@ -1,0 +1,60 @@
+"""Which guesses of a draft stand.
+
+Each row of a draft has its own token, which is distributed as the target wants it after the row's
+guesses (`Sampler.sample`): where guesses were chosen, it is the very token that would come without
+them; where they were drawn, the one of algorithm 1 of arXiv 2211.17192 (`sampling.rejection`). In
+both cases a guess stands if it is the token of the row before it. So verifying is one walk down
+from the last known token: it goes on for as long as a guess equals the token that it meets, and the
+token that no guess equals comes for free.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from octavo.runner.speculation import Draft
+from octavo.sampling.sampler import SampledRows
+
+
+class Verified(NamedTuple):
+    """What a draft came to. Either there are tokens, or an error.
+
+    token_ids: new tokens of the sequence; the first len(accepted) are guesses. accepted: these
+    guesses' indices in the draft, along the path. rows: each token's row among the sampled ones.
+    error: sampling failed right after the last known token. is_refusal: because of what the request
+    asked for.
+    """
+
+    token_ids: tuple[int, ...]
+    accepted: tuple[int, ...]
+    rows: tuple[int, ...]
+    error: str | None = None
+    is_refusal: bool = False
+
+
+def verify(draft: Draft, sampled: SampledRows, first_row: int) -> Verified:
+    """Walk down a draft of K guesses whose rows are first_row (the last known token's) and
+    first_row + 1 + i (guess i's).
+
+    Where sampling failed further down, the walk stops without another token: the next step comes
+    there again, with no guess in between, and fails or not.
+    """
+    if first_row in sampled.errors:
+        return Verified(
+            (), (), (), sampled.errors[first_row], is_refusal=first_row in sampled.refused
+        )
+    guesses = draft.token_ids.tolist()
+    parents = range(-1, len(guesses) - 1) if draft.parents is None else draft.parents.tolist()
+    index_of = {edge: index for index, edge in enumerate(zip(parents, guesses, strict=True))}
+    token_ids: list[int] = []
+    accepted: list[int] = []
+    rows: list[int] = []
+    guess: int | None = -1
+    while guess is not None and (row := first_row + 1 + guess) not in sampled.errors:
+        token = int(sampled.token_ids[row])
+        token_ids.append(token)
+        rows.append(row)
+        guess = index_of.get((guess, token))
+        if guess is not None:
+            accepted.append(guess)
+    return Verified(tuple(token_ids), tuple(accepted), tuple(rows))
