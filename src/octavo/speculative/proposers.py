@@ -24,7 +24,9 @@ class Proposers:
         self._clock = clock
         self._seconds = [0.0] * len(self._proposers)
         self.num_methods = len(self._proposers)
-        self.kv_heads = [heads for proposer in self._proposers for heads in proposer.kv_heads]
+        self.kv_heads: Sequence[tuple[int, int]] = [
+            heads for proposer in self._proposers for heads in proposer.kv_heads
+        ]
         self.taps = tuple(sorted({tap for proposer in self._proposers for tap in proposer.taps}))
 
     def attach(self, slots: Slots, kv_layers: tuple[KVLayer, ...]) -> None:

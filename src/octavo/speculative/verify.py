@@ -10,26 +10,8 @@ token that no guess equals comes for free.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from octavo.runner.speculation import Draft
+from octavo.runner.speculation import Draft, Verified
 from octavo.sampling.sampler import SampledRows
-
-
-class Verified(NamedTuple):
-    """What a draft came to. Either there are tokens, or an error.
-
-    token_ids: new tokens of the sequence; the first len(accepted) are guesses. accepted: these
-    guesses' indices in the draft, along the path. rows: each token's row among the sampled ones.
-    error: sampling failed right after the last known token. is_refusal: because of what the request
-    asked for.
-    """
-
-    token_ids: tuple[int, ...]
-    accepted: tuple[int, ...]
-    rows: tuple[int, ...]
-    error: str | None = None
-    is_refusal: bool = False
 
 
 def verify(draft: Draft, sampled: SampledRows, first_row: int) -> Verified:
