@@ -32,27 +32,47 @@ int64_t AttentionPlan::part_stride(int32_t first, int32_t last) const {
 
 void AttentionPlan::cut_into_tiles(const Batch& batch) {
   const int64_t tile_tokens = unit_tokens(kind_.heads / kind_.kv_heads);
-  const int64_t chunk = attention_chunk(kind_.block_size);
   tiles_.clear();
   for (int64_t s = 0; s < batch.sequences; ++s) {
-    const int32_t stop = batch.query_starts[s + 1];
-    const int64_t offset = batch.context_lens[s] - stop;   // position less index of its tokens
-    for (int32_t first = batch.query_starts[s]; first < stop;) {
-      const int32_t last = static_cast<int32_t>(std::min<int64_t>(first + tile_tokens, stop));
-      const int64_t begin =
-          kind_.window > 0 ? std::max<int64_t>(offset + first - kind_.window + 1, 0) : 0;
-      const int64_t end = offset + last;
-      QueryTile tile{};
-      tile.sequence = static_cast<int32_t>(s);
-      tile.first = first;
-      tile.last = last;
-      tile.chunk_first = static_cast<int32_t>(begin / chunk);
-      tile.chunk_last = static_cast<int32_t>(ceil_div(end, chunk));
-      tile.cost = (end - begin) * (rows(first, last) + kReadingRows);
-      tiles_.push_back(tile);
+    const int32_t start = batch.query_starts[s], stop = batch.query_starts[s + 1];
+    // Up to the first row that doesn't follow the one before it, a tree is a chain like others; no
+    // row from there on is, since its path goes past some row before it.
+    int32_t branch = stop;
+    if (batch.parents != nullptr)
+      for (branch = start + 1; branch < stop && batch.parents[branch] == branch - 1;) ++branch;
+    const auto upto = [&](int32_t first, int32_t limit) {
+      return static_cast<int32_t>(std::min<int64_t>(first + tile_tokens, limit));
+    };
+    for (int32_t first = start; first < branch;) {
+      const int32_t last = upto(first, branch);
+      add_tile(batch, s, first, last, false);
+      first = last;
+    }
+    for (int32_t first = branch; first < stop;) {
+      const int32_t limit = upto(first, stop);
+      int32_t last = first + 1;
+      while (last < limit && batch.positions[last] >= batch.positions[last - 1]) ++last;
+      add_tile(batch, s, first, last, true);
       first = last;
     }
   }
+}
+
+void AttentionPlan::add_tile(const Batch& batch, int64_t sequence, int32_t first, int32_t last,
+                             bool has_paths) {
+  const int64_t chunk = attention_chunk(kind_.block_size);
+  const int64_t oldest = batch.position(sequence, first) - kind_.window + 1;
+  const int64_t begin = kind_.window > 0 ? std::max<int64_t>(oldest, 0) : 0;
+  const int64_t end = batch.position(sequence, last - 1) + 1;
+  QueryTile tile{};
+  tile.sequence = static_cast<int32_t>(sequence);
+  tile.first = first;
+  tile.last = last;
+  tile.chunk_first = static_cast<int32_t>(begin / chunk);
+  tile.chunk_last = static_cast<int32_t>(ceil_div(end, chunk));
+  tile.has_paths = has_paths;
+  tile.cost = (end - begin) * (rows(first, last) + kReadingRows);
+  tiles_.push_back(tile);
 }
 
 void AttentionPlan::build(const Batch& batch, int threads) {
@@ -89,6 +109,7 @@ void AttentionPlan::build(const Batch& batch, int threads) {
       unit.last = tile.last;
       unit.chunk_first = tile.chunk_first;
       unit.chunk_last = tile.chunk_last;
+      unit.has_paths = tile.has_paths;
       if (!tile.is_split) {
         units_.push_back({unit, -1});
         continue;
@@ -130,8 +151,8 @@ AttentionWork AttentionPlan::work(const AttentionArgs& args, const Batch& batch)
     const int64_t context = batch.context_lens[s];
     const int64_t window = kind_.window > 0 ? kind_.window : context;
     tokens += std::min(context, queries + window - 1);
-    for (int64_t position = context - queries; position < context; ++position)
-      pairs += std::min(position + 1, window);
+    for (int32_t t = batch.query_starts[s]; t < batch.query_starts[s + 1]; ++t)
+      pairs += std::min(batch.position(s, t) + 1, window);
   }
   const double token_bytes = static_cast<double>(args.cache.block_bytes()) / kind_.block_size;
   return {tokens * token_bytes, 4 * pairs * kind_.heads * kind_.head_dim};

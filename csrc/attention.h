@@ -50,6 +50,7 @@ class AttentionPlan {
     int32_t sequence;
     int32_t first, last;
     int32_t chunk_first, chunk_last;
+    bool has_paths;
     bool is_split;
     int64_t cost;   // of one unit
   };
@@ -67,6 +68,7 @@ class AttentionPlan {
   };
 
   void cut_into_tiles(const Batch& batch);
+  void add_tile(const Batch& batch, int64_t sequence, int32_t first, int32_t last, bool has_paths);
   int64_t rows(int32_t first, int32_t last) const;
   int64_t part_stride(int32_t first, int32_t last) const;
 

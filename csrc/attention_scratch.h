@@ -40,6 +40,11 @@ constexpr int64_t groups_of_chunk(int64_t block_size) {
   return attention_chunk(block_size) / block_size * groups_of_block(block_size);
 }
 
+// Room for a copy of a group in any format: K, V, and the scales of both.
+constexpr int64_t copy_bytes(int64_t head_dim) {
+  return (round_up(head_dim, 2) + round_up(head_dim, kLanes) + 2) * kLanes * 4;
+}
+
 // Byte offsets of what lies in a thread's scratch.
 struct AttentionScratch {
   int64_t queries;  // float [rows][round_up(E, 16)], or pairs of bf16 in half of it
@@ -47,6 +52,7 @@ struct AttentionScratch {
   int64_t scores;  // float [groups of a chunk][rows of the tile][16]
   int64_t part;  // float [kTileRows][part_floats]: of the chunk at hand
   int64_t state;  // float [rows][part_floats]: of the chunks so far
+  int64_t copies;  // [groups of a chunk][copy_bytes]; untouched but by units with has_paths
   int64_t bytes = 0;
 
   AttentionScratch(int64_t block_size, int64_t head_dim, int64_t heads_per_kv) {
@@ -57,6 +63,7 @@ struct AttentionScratch {
     scores = take(group_count * kTileRows * kLanes * 4);
     part = take(kTileRows * part_floats(head_dim) * 4);
     state = take(rows * part_floats(head_dim) * 4);
+    copies = take(group_count * copy_bytes(head_dim));
   }
 
  private:

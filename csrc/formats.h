@@ -132,11 +132,14 @@ struct KVCache {
   int64_t value_bytes() const {
     return format == KVFormat::f32 ? 4 : format == KVFormat::bf16 ? 2 : 1;
   }
-  int64_t k_bytes() const {
+  // Of a sub-block.
+  int64_t k_group_bytes() const {
     const int64_t dimensions = format == KVFormat::bf16 ? round_up(head_dim, 2) : head_dim;
-    return round_up(subs() * dimensions * 16 * value_bytes(), kAlign);
+    return dimensions * 16 * value_bytes();
   }
-  int64_t v_bytes() const { return round_up(subs() * panels() * 256 * value_bytes(), kAlign); }
+  int64_t v_group_bytes() const { return panels() * 256 * value_bytes(); }
+  int64_t k_bytes() const { return round_up(subs() * k_group_bytes(), kAlign); }
+  int64_t v_bytes() const { return round_up(subs() * v_group_bytes(), kAlign); }
   int64_t scale_bytes() const {
     return format == KVFormat::i8 ? round_up(subs() * 16 * 4, kAlign) : 0;
   }

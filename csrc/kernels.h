@@ -34,6 +34,15 @@ struct Batch {
   const int32_t* context_lens;    // (S,)
   const int32_t* block_tables;    // (S, table_stride)
   int64_t table_stride;
+  const int32_t* parents;         // (T,), or null: all sequences are chains
+
+  // Cached tokens of sequence s before the one of row 0, were it the sequence's own: row t's key and
+  // value are those of cached token offset(s) + t.
+  int64_t offset(int64_t s) const { return context_lens[s] - query_starts[s + 1]; }
+  // Where row t of sequence s stands in the text.
+  int64_t position(int64_t s, int64_t t) const {
+    return parents != nullptr ? positions[t] : offset(s) + t;
+  }
 };
 
 struct LinearArgs {
@@ -59,10 +68,17 @@ struct AttentionArgs {
 // tokens of context chunks [chunk_first, chunk_last) (chunks at absolute multiples of
 // attention_chunk(B) tokens). With `partial` null the rows of y are written; else the unit is one
 // chunk, and its results go there, to be merged by attend_merge.
+//
+// With has_paths the rows branch off: before some row on the way up from each, by Batch::parents,
+// cached tokens are not those of its path. The kernel then works on a copy of the groups of 16
+// tokens in question, for each query token its own, in which each token of the path stands at its
+// position in the text. A query so reads what a chain of its path would have left in the cache, and
+// its result has the same bits. Positions don't fall from query to query of a unit.
 struct AttentionUnit {
   int32_t sequence, kv_head;
   int32_t first, last;  // query rows of the step, [query_starts[s], query_starts[s+1])
   int32_t chunk_first, chunk_last;
+  bool has_paths;
   float* partial;  // rows (last - first) * H / G of part_floats() (attention_scratch.h)
 };
 

@@ -15,6 +15,7 @@
 #include <map>
 
 #include "bindings.h"
+#include "cached_token.h"
 #include "isa.h"
 #include "tape.h"
 
@@ -62,6 +63,23 @@ class CacheMemory {
         if (block < 0 || block >= cache_.num_blocks) throw nb::index_error("no such block");
       std::memmove(cache_.data + target * bytes, cache_.data + source * bytes,
                    static_cast<size_t>(bytes));
+    }
+  }
+
+  void move_kv(Longs sources, Longs targets) {
+    if (sources.shape(0) != targets.shape(0))
+      throw nb::value_error("as many sources as targets are wanted");
+    const int64_t size = cache_.block_size;
+    for (size_t i = 0; i < sources.shape(0); ++i) {
+      const int64_t source = sources(i), target = targets(i);
+      for (const int64_t slot : {source, target})
+        if (slot < 0 || slot >= cache_.num_blocks * size) throw nb::index_error("no such slot");
+      const auto group_of = [&](int64_t slot, int64_t head) {
+        return cached_group(cache_, slot / size, head, slot % size / kLanes);
+      };
+      for (int64_t head = 0; source != target && head < cache_.heads; ++head)
+        copy_token(cache_, group_of(source, head), source % size % kLanes, group_of(target, head),
+                   target % size % kLanes);
     }
   }
 
@@ -159,11 +177,13 @@ struct RegionTimes {
 
 nb::object run_tape(
     Tape& tape, int64_t tokens, int64_t rows, const nb::list& arrays,
-    const std::optional<std::tuple<Longs, Longs, Longs, Ints, Ints, IntRows>>& given, bool timed) {
+    const std::optional<
+        std::tuple<Longs, Longs, Longs, Ints, Ints, IntRows, std::optional<Ints>>>& given,
+    bool timed) {
   const std::vector<InputRows> inputs = inputs_of(arrays);
   Batch batch{};
   if (given) {
-    const auto& [ids, positions, slots, starts, lens, tables] = *given;
+    const auto& [ids, positions, slots, starts, lens, tables, parents] = *given;
     if (tables.shape(1) > 1 && tables.stride(1) != 1)
       throw nb::type_error("block tables must have dense rows");
     batch = {static_cast<int64_t>(ids.shape(0)),
@@ -174,7 +194,8 @@ nb::object run_tape(
              starts.data(),
              lens.data(),
              tables.data(),
-             tables.stride(0)};
+             tables.stride(0),
+             parents ? parents->data() : nullptr};
   }
   std::vector<OutputRows> outputs;
   std::vector<RegionTime> times;
@@ -300,7 +321,8 @@ NB_MODULE(_native, m) {
            "block_size"_a, "heads"_a, "head_dim"_a)
       .def_prop_ro("heads", [](const CacheMemory& c) { return c.cache().heads; })
       .def_prop_ro("head_dim", [](const CacheMemory& c) { return c.cache().head_dim; })
-      .def("copy_blocks", &CacheMemory::copy_blocks);
+      .def("copy_blocks", &CacheMemory::copy_blocks)
+      .def("move_kv", &CacheMemory::move_kv);
   m.def(
       "kv_block_bytes",
       [](int format, int64_t block_size, int64_t heads, int64_t head_dim) {

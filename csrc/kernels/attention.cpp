@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "../attention_scratch.h"
+#include "../cached_token.h"
 #include "simd.h"
 #include "table.h"
 
@@ -331,8 +332,6 @@ class Unit {
         panels_(cache_.panels()),
         sharing_(args.heads / cache_.heads),
         rows_((unit.last - unit.first) * sharing_),
-        first_position_(batch.context_lens[unit.sequence] -
-                        (batch.query_starts[unit.sequence + 1] - unit.first)),
         chunk_tokens_(attention_chunk(cache_.block_size)) {
     const AttentionScratch at(cache_.block_size, size_, sharing_);
     queries_ = reinterpret_cast<float*>(scratch + at.queries);
@@ -340,6 +339,7 @@ class Unit {
     scores_ = reinterpret_cast<float*>(scratch + at.scores);
     part_ = reinterpret_cast<float*>(scratch + at.part);
     state_ = reinterpret_cast<float*>(scratch + at.state);
+    copies_ = scratch + at.copies;
   }
 
   void run() {
@@ -391,20 +391,40 @@ class Unit {
 
   template <class Body>
   void for_each_tile(int64_t chunk, Body body) {
-    const int64_t start = chunk * chunk_tokens_, tiles = ceil_div(rows_, kTileRows);
-    find_groups(chunk);
+    if (!unit_.has_paths || (chunk + 1) * chunk_tokens_ <= first_own()) {
+      find_groups(chunk, 0, rows_);
+      for_each_tile(chunk, 0, rows_, body);
+      return;
+    }
+    for (int64_t r = 0; r < rows_; r += sharing_) {
+      find_groups(chunk, r, r + sharing_);
+      follow_path(chunk, unit_.first + r / sharing_, visible(r, chunk * chunk_tokens_));
+      for_each_tile(chunk, r, r + sharing_, body);
+    }
+  }
+
+  // Tiles of rows [begin, end).
+  template <class Body>
+  void for_each_tile(int64_t chunk, int64_t begin, int64_t end, Body body) {
+    const int64_t start = chunk * chunk_tokens_, rows = end - begin;
+    const int64_t tiles = ceil_div(rows, kTileRows);
     for (int64_t i = 0; i < tiles; ++i) {
       // As equal as can be: 7 rows are 3 and 4, not 6 and 1.
-      Tile tile{rows_ * i / tiles, 0, {}};
-      tile.rows = rows_ * (i + 1) / tiles - tile.first;
+      Tile tile{begin + rows * i / tiles, 0, {}};
+      tile.rows = begin + rows * (i + 1) / tiles - tile.first;
       for (int64_t r = 0; r < tile.rows; ++r) tile.spans[r] = visible(tile.first + r, start);
       body(tile);
     }
   }
 
+  // The first of the step's own tokens of this sequence, in the cache.
+  int64_t first_own() const {
+    return batch_.offset(unit_.sequence) + batch_.query_starts[unit_.sequence];
+  }
+
   // What row r sees of the chunk that begins at token `start`.
   TokenSpan visible(int64_t r, int64_t start) const {
-    const int64_t position = first_position_ + r / sharing_;
+    const int64_t position = batch_.position(unit_.sequence, unit_.first + r / sharing_);
     const int64_t begin = args_.window > 0 ? position - args_.window + 1 : 0;
     const auto within = [&](int64_t token) {
       return token < start ? 0 : token - start < chunk_tokens_ ? token - start : chunk_tokens_;
@@ -412,11 +432,11 @@ class Unit {
     return {within(begin), within(position + 1)};
   }
 
-  // The chunk's groups that any row sees. Those beyond are not even looked up: their blocks may not
-  // exist.
-  void find_groups(int64_t chunk) {
+  // The chunk's groups that any of rows [first_row, end_row) sees. Those beyond are not even looked
+  // up: their blocks may not exist.
+  void find_groups(int64_t chunk, int64_t first_row, int64_t end_row) {
     const int64_t start = chunk * chunk_tokens_;
-    const TokenSpan seen = {visible(0, start).begin, visible(rows_ - 1, start).end};
+    const TokenSpan seen = {visible(first_row, start).begin, visible(end_row - 1, start).end};
     range_ = {0, 0};
     if (seen.begin >= seen.end) return;
     const int64_t size = cache_.block_size, per_block = groups_of_block(size);
@@ -446,6 +466,50 @@ class Unit {
       groups_[i].after_v =
           ahead < range_.end ? groups_[ahead].v : next_key(chunk, ahead - range_.end);
     }
+  }
+
+  // Copies the groups where the path of query row t differs from the cache, and puts the path's
+  // tokens in: from t up to where all rows before are on the path. seen: what t sees of the chunk.
+  void follow_path(int64_t chunk, int32_t t, TokenSpan seen) {
+    const int64_t size = cache_.block_size, offset = batch_.offset(unit_.sequence);
+    int64_t copied = -1;
+    CachedGroup copy{};
+    for (; batch_.positions[t] != offset + t; t = batch_.parents[t]) {
+      const int64_t token = batch_.positions[t] - chunk * chunk_tokens_;
+      if (token < seen.begin) break;
+      if (token >= seen.end) continue;
+      const int64_t i = token / size * groups_of_block(size) + token % size / kLanes;
+      if (i != copied) {
+        copy = copy_group(i);
+        copied = i;
+      }
+      const int64_t own = offset + t;
+      copy_token(cache_, cached_group(cache_, table_[own / size], unit_.kv_head,
+                                      own % size / kLanes),
+                 own % size % kLanes, copy, token % size % kLanes);
+    }
+  }
+
+  // Lets the chunk's i-th group be a copy of what it was.
+  CachedGroup copy_group(int64_t i) {
+    const int64_t k_bytes = cache_.k_group_bytes(), v_bytes = cache_.v_group_bytes();
+    TokenGroup& group = groups_[i];
+    CachedGroup copy{};
+    copy.k = copies_ + i * copy_bytes(size_);
+    copy.v = copy.k + k_bytes;
+    copy.k_scales = reinterpret_cast<float*>(copy.v + v_bytes);
+    copy.v_scales = copy.k_scales + kLanes;
+    std::memcpy(copy.k, group.k, size_t(k_bytes));
+    std::memcpy(copy.v, group.v, size_t(v_bytes));
+    group.k = copy.k;
+    group.v = copy.v;
+    if constexpr (Format::kHasScales) {
+      std::memcpy(copy.k_scales, group.k_scales, kLanes * sizeof(float));
+      std::memcpy(copy.v_scales, group.v_scales, kLanes * sizeof(float));
+      group.k_scales = copy.k_scales;
+      group.v_scales = copy.v_scales;
+    }
+    return copy;
   }
 
   // The i-th group of keys of what comes after this chunk; anything of its own if there is no such.
@@ -566,7 +630,6 @@ class Unit {
   const int64_t panels_;
   const int64_t sharing_;  // query heads of a kv head
   const int64_t rows_;
-  const int64_t first_position_;  // of the unit's first query
   const int64_t chunk_tokens_;
   GroupRange range_ = {0, 0};  // what the unit sees of the chunk at hand
   float* queries_;
@@ -574,6 +637,7 @@ class Unit {
   float* scores_;
   float* part_;
   float* state_;
+  uint8_t* copies_;
 };
 
 void attend(const AttentionArgs& args, const Batch& batch, const AttentionUnit& unit,

@@ -361,6 +361,18 @@ void add_attention(const Machine& machine, const Results& results) {
       for (int64_t i = 0; i < ceil_div(lens[s], shape.block_size); ++i)
         tables[s * static_cast<size_t>(table_stride) + static_cast<size_t>(i)] = next++;
 
+    // The same rows as trees: each but the first two of a sequence follows one of the three before.
+    std::vector<int64_t> positions;
+    std::vector<int32_t> parents;
+    Random branches(15);
+    for (size_t s = 0; s < lens.size(); ++s)
+      for (int32_t t = starts[s]; t < starts[s + 1]; ++t) {
+        const int64_t back = 1 + branches.below(std::clamp(t - starts[s], 1, 3));
+        parents.push_back(t - static_cast<int32_t>(back));
+        positions.push_back(t == starts[s] ? lens[s] - (starts[s + 1] - t)
+                                           : positions[static_cast<size_t>(parents.back())] + 1);
+      }
+
     const auto written = static_cast<int64_t>(slots.size());
     const int64_t kv_columns = shape.kv_heads * shape.head_dim;
     const int64_t columns = shape.heads * shape.head_dim;
@@ -401,10 +413,16 @@ void add_attention(const Machine& machine, const Results& results) {
                nullptr,     nullptr,
                nullptr,     starts.data(),
                lens.data(), tables.data(),
-               table_stride};
-      results.add(name_of("attention", format_name, shape.name),
-                  digest_of(attending.run({tokens, 0}, {{queries.data(), stride(columns)}}, &batch,
-                                          nullptr)));
+               table_stride, nullptr};
+      const auto attend = [&](const char* name) {
+        results.add(name_of(name, format_name, shape.name),
+                    digest_of(attending.run({tokens, 0}, {{queries.data(), stride(columns)}},
+                                            &batch, nullptr)));
+      };
+      attend("attention");
+      batch.positions = positions.data();
+      batch.parents = parents.data();
+      attend("attention-over-trees");
     }
   }
 }

@@ -17,7 +17,7 @@ from support.op_cases import CASES, Bench
 TARGET = Target("cpu", "float32")
 torch_backend()  # creating a backend registers its implementations
 
-USES_CACHE = ("write_kv", "copy_blocks", "paged_attention")
+USES_CACHE = ("write_kv", "copy_blocks", "move_kv", "paged_attention")
 
 
 def formats(implementation: Implementation) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import support.sampling_cases  # noqa: F401  (adds the sampling ops' cases)
 from octavo.ops.batch import HostBatch
 from support.forward import host_batch
 from support.op_bench import CASES, KEPT, Bench, attention_by_formula, cases
+from support.trees import TREES, path_of, with_trees
 
 __all__ = ["CASES", "Bench"]
 
@@ -158,6 +159,18 @@ def copies_in_order(b: Bench, pairs: list[tuple[int, int]]) -> None:
     b.holds(cache, keys, values)
 
 
+@cases("move_kv", moves=[[(2, 0)], [(7, 7), (9, 8), (13, 9), (3, 17)]], block_size=[1, 4, 24])
+def moves_tokens(b: Bench, moves: list[tuple[int, int]], block_size: int) -> None:
+    keys, values = b.normal(20, block_size, 2, 7), b.normal(20, block_size, 2, 7)
+    cache = b.cache(keys, values)
+    sources, targets = np.array(moves).T.copy()
+    b.op(cache, sources, targets)
+    for array in (keys, values):
+        tokens = array.reshape(-1, 2, 7)
+        tokens[targets] = tokens[sources]
+    b.holds(cache, keys, values)
+
+
 SCALE = 0.3
 BATCHES = {  # (context length, queries) of each sequence
     "one token": [(1, 1)],
@@ -222,6 +235,67 @@ def causal_attention(
         b.put(problem.queries), cache, context, softmax_scale=SCALE, window=window, softcap=softcap
     )
     b.close(actual, problem.expected, b.attention_tolerance * problem.largest_value)
+
+
+@cases(
+    "paged_attention",
+    tree=["by depth", "64 rows"],
+    heads=[(4, 2, 24), (3, 3, 16)],
+    window=[None, 4, 200],
+    block_size=[7, 16],
+)
+@cases(
+    "paged_attention",
+    tree=["by branches"],
+    heads=[(9, 1, 8)],
+    window=[None, 5],
+    block_size=[16, 32],
+    softcap=[20.0],
+)
+def attention_over_trees(
+    b: Bench,
+    tree: str,
+    heads: tuple[int, int, int],
+    window: int | None,
+    block_size: int,
+    softcap: float | None = None,
+) -> None:
+    """Of two sequences, the second of which has no tokens before its tree; then a chain."""
+    num_heads, kv_heads, size = heads
+    parents = TREES[tree]
+    prefixes, counts = [180, 0, 33], [len(parents), len(parents), 2]
+    needed = [-(-(p + n) // block_size) for p, n in zip(prefixes, counts, strict=True)]
+    tables = np.split(b.rng.permutation(sum(needed)), np.cumsum(needed)[:-1])
+    keys, values = (b.normal(sum(needed), block_size, kv_heads, size) for _ in range(2))
+    queries = b.normal(sum(counts), num_heads, size)
+    chain = list(range(-1, counts[-1] - 1))
+    expected = []
+    for prefix, table, own in zip(prefixes, tables, [parents, parents, chain], strict=True):
+        k, v = (b.kept(array[table]).reshape(-1, kv_heads, size) for array in (keys, values))
+        for row in range(len(own)):
+            seen = [*range(prefix), *(prefix + one for one in path_of(own, row))]
+            expected.append(
+                attention_by_formula(
+                    queries[len(expected)][None],
+                    k[seen],
+                    v[seen],
+                    scale=SCALE,
+                    window=window,
+                    softcap=softcap,
+                    rounds_queries=b.rounds_attention,
+                )
+            )
+        keys[table[-1], (prefix + len(own) - 1) % block_size + 1 :] = np.nan
+    host = host_batch(
+        [([0] * (p + n), t, p, n) for p, n, t in zip(prefixes, counts, tables, strict=True)],
+        block_size,
+    )
+    cache = b.cache(keys, values)
+    context = b.backend.batch_context(with_trees(host, [parents, parents, None]), (cache,))
+    actual = b.op(
+        b.put(queries), cache, context, softmax_scale=SCALE, window=window, softcap=softcap
+    )
+    b.close(actual, np.concatenate(expected), b.attention_tolerance * float(np.abs(values).max()))
 
 
 class AttentionProblem(NamedTuple):

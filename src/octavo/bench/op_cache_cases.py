@@ -214,6 +214,48 @@ def _record_copy(
     return seconds
 
 
+def move_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
+    """Rows are tokens, each of which moves within a block of its own. It is little what a layer's
+    call moves, and in caches from the step before, so that the calling counts.
+    """
+    for (kv_heads, size), name in itertools.product(_kv_shapes(model), KV_FORMATS):
+        kv_format = KVFormat(name)
+        for count in rows:
+            yield OpCase(
+                op="move_kv",
+                shape=f"{kv_heads}x{size}",
+                detail="within blocks",
+                format=name,
+                rows=count,
+                num_bytes=2 * count * 2 * kv_heads * kv_format.bytes_per_head(size),
+                is_from_memory=False,
+                operations=0.0,
+                arithmetic="float",
+                record=functools.partial(_record_move, (kv_heads, size), kv_format, count),
+            )
+
+
+def _record_move(
+    heads: tuple[int, int],
+    kv_format: KVFormat,
+    count: int,
+    backend: NativeBackend,
+    least: float,
+) -> Timer:
+    repeats = repeats_within(least, MOST_REPEATS)
+    (layer,) = _filled_layers(backend, heads, kv_format, count, 1)
+    targets = np.arange(count) * BLOCK_SIZE
+    sources = targets + BLOCK_SIZE // 2
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            ops.move_kv(layer, sources, targets)
+        return (time.perf_counter() - start) / repeats
+
+    return seconds
+
+
 def _kv_shapes(model: CausalLM) -> list[tuple[int, int]]:
     return list(dict.fromkeys((one.num_kv_heads, one.head_dim) for one in model.spec.layers))
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo import ops
-from octavo.bench.op_cache_cases import attention_cases, copy_cases, write_cases
+from octavo.bench.op_cache_cases import attention_cases, copy_cases, move_cases, write_cases
 from octavo.bench.op_case import (
     OpCase,
     Timer,
@@ -51,6 +51,7 @@ def op_cases(model: CausalLM, rows: Sequence[int], context: int) -> Iterator[OpC
     yield from attention_cases(model, rows, context)
     yield from write_cases(model, rows)
     yield from copy_cases(model, rows)
+    yield from move_cases(model, rows)
     yield from row_cases(model, rows)
     yield from sampling_cases(model, rows)
 

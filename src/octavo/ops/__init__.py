@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from octavo.ops.activations import gelu_tanh_mul, silu_mul
 from octavo.ops.array import Array
-from octavo.ops.attention import copy_blocks, paged_attention, write_kv
+from octavo.ops.attention import copy_blocks, move_kv, paged_attention, write_kv
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.elementwise import add, scale
 from octavo.ops.embedding import embedding
@@ -37,6 +37,7 @@ __all__ = [
     "implements",
     "linear",
     "log_probabilities",
+    "move_kv",
     "non_finite_rows",
     "op",
     "paged_attention",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from octavo.ops.array import Array
 from octavo.ops.batch import BatchContext, KVLayer
 from octavo.ops.op import op
@@ -53,5 +55,16 @@ def paged_attention(
 def copy_blocks(cache: KVLayer, pairs: Sequence[tuple[int, int]]) -> None:
     """For each (source, target), in order: block `target` of the layer becomes a copy of block
     `source`.
+    """
+    raise NotImplementedError
+
+
+@op
+def move_kv(cache: KVLayer, sources: np.ndarray, targets: np.ndarray) -> None:
+    """Slot targets[i] gets the key and value of slot sources[i], for each i in order; slots are
+    those of `write_kv`. It makes the accepted path of a tree a chain: what is a target of one i is
+    the source of no later one.
+
+    Shapes: sources, targets (M,) int64, in host memory.
     """
     raise NotImplementedError

@@ -67,6 +67,8 @@ def test_bytes_and_operations_of_a_case(model: CausalLM) -> None:
         assert written.num_bytes == 16 * 2 * 2 * (16 + 4)  # a float32 scale for each head
     copied = only(cases, op="copy_blocks", rows=16)
     assert copied.num_bytes == 2 * 16 * 16 * 2 * 2 * 16 * 2
+    moved = only(cases, op="move_kv", format="int8", rows=16)
+    assert moved.num_bytes == 2 * 16 * 2 * 2 * (16 + 4)
     penalised = only(cases, op="adjust_logits", detail="256 penalties", rows=16)
     assert penalised.num_bytes == 16 * 256 * (8 + 8 + 8 + 4 + 4)
 
@@ -76,7 +78,7 @@ def test_every_case_runs_on_every_instruction_set_of_its_op(model: CausalLM) -> 
     cases = list(op_cases(model, [1, 16], context=40))
     limits, times = measure_ops(model, threads=1, wanted=(), rows=[1, 16], context=40, rounds=2)
     isas = [name for name, problem in ISAS.items() if not problem]
-    without_kernels = {"adjust_logits", "copy_blocks", "take_rows"}
+    without_kernels = {"adjust_logits", "copy_blocks", "move_kv", "take_rows"}
     assert [(one.op, one.implementation) for one in times] == [
         (case.op, isa)
         for case in cases

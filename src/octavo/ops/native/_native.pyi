@@ -10,9 +10,11 @@ import numpy as np
 _Place = tuple[int, int]
 """Where a value lies on a tape: buffer, column."""
 
-_Batch = tuple[np.ndarray, ...]
-"""Six: token ids, positions and kv slots (T,) int64; query starts (S + 1,) and context lengths (S,)
-int32; block tables (S, blocks) int32, whose rows may lie apart.
+_Batch = tuple[
+    np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None
+]
+"""Token ids, positions and kv slots (T,) int64; query starts (S + 1,) and context lengths (S,)
+int32; block tables (S, blocks) int32, whose rows may lie apart; parents (T,) int32 or None.
 """
 
 def isas() -> list[tuple[str, str, str]]:
@@ -56,6 +58,8 @@ class KVCache:
     @property
     def head_dim(self) -> int: ...
     def copy_blocks(self, pairs: Sequence[tuple[int, int]], /) -> None: ...
+    def move_kv(self, sources: np.ndarray, targets: np.ndarray, /) -> None:
+        """(M,) int64 each."""
 
 def kv_block_bytes(format: int, block_size: int, heads: int, head_dim: int) -> int: ...
 

@@ -218,3 +218,8 @@ def paged_attention(
 @native(ops.copy_blocks, array_type=NativeKVLayer, isas=NO_KERNEL)
 def copy_blocks(cache: NativeKVLayer, pairs: Sequence[tuple[int, int]]) -> None:
     cache.memory.copy_blocks(list(pairs))
+
+
+@native(ops.move_kv, array_type=NativeKVLayer, isas=NO_KERNEL)
+def move_kv(cache: NativeKVLayer, sources: np.ndarray, targets: np.ndarray) -> None:
+    cache.memory.move_kv(sources, targets)

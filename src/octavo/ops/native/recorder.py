@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from octavo.core.errors import InvariantError
-from octavo.ops.batch import BatchContext
+from octavo.ops.batch import BatchContext, HostBatch
 from octavo.ops.native import _native
 from octavo.ops.native.array import UNKNOWN, NativeArray, Place
 from octavo.ops.native.runtime import Runtime
@@ -91,7 +91,7 @@ class Recording:
         """The function's value for these arguments; it stays valid until the next replay."""
         inputs: list[np.ndarray] = []
         sizes = [0, 0]
-        batch: tuple[np.ndarray, ...] | None = None
+        batch: HostBatch | None = None
         for arg in args:
             if isinstance(arg, NativeArray):
                 values = arg.values
@@ -101,7 +101,7 @@ class Recording:
             elif isinstance(arg, BatchContext):
                 host = arg.host
                 inputs += [host.token_ids, host.positions]
-                batch = host[:6]
+                batch = host
                 sizes[TOKENS] = len(host.token_ids)
         if timed:
             outputs, self._times = self._tape.run(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -41,6 +42,15 @@ def copy_blocks(cache: TorchKVLayer, pairs: Sequence[tuple[int, int]]) -> None:
     for source, target in pairs:
         cache.keys[target] = cache.keys[source]
         cache.values[target] = cache.values[source]
+
+
+@implements(ops.move_kv, backend="torch", array_type=TorchKVLayer)
+def move_kv(cache: TorchKVLayer, sources: np.ndarray, targets: np.ndarray) -> None:
+    device = cache.keys.device
+    source, target = (torch.from_numpy(slots).to(device) for slots in (sources, targets))
+    for array in (cache.keys, cache.values):
+        tokens = array.view(-1, *array.shape[2:])
+        tokens.index_copy_(0, target, tokens.index_select(0, source))
 
 
 class _Scoring(NamedTuple):

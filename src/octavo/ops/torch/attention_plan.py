@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -237,14 +237,53 @@ class Planner:
         start, stop = (int(x) for x in self.host.query_starts[sequence : sequence + 2])
         context = int(self.host.context_lens[sequence])
         origin = context - (stop - start)  # position of the chunk's first query
+        tree = self._tree(start, stop, context)
         tiles = []
         for first_key, last_key in self._tiles(self._first_visible(origin), context):
             length = self._padded(last_key - first_key)
             exists = (first_key + np.arange(length) < last_key)[None, :]
             keys = self._keys(np.array([sequence]), np.array([first_key]), length, exists)
-            segments = list(self._segments(origin, context, first_key, last_key, length))
-            tiles.append((keys, segments))
+            if tree is None:
+                segments = self._segments(origin, context, first_key, last_key, length)
+            else:
+                segments = self._tree_segments(tree, first_key, length)
+            tiles.append((keys, list(segments)))
         return ChunkPlan(start, stop, tiles)
+
+    def _tree(self, start: int, stop: int, context: int) -> np.ndarray | None:
+        """Which cached tokens each of these rows of a tree sees, (stop - start, context); None if
+        they are a chain.
+        """
+        if self.host.parents is None:
+            return None
+        count = stop - start
+        parents = self.host.parents[start:stop] - start
+        if np.array_equal(parents[1:], np.arange(count - 1)):
+            return None
+        on_path = np.eye(count, dtype=bool)
+        for row in range(1, count):
+            on_path[row] |= on_path[parents[row]]
+        positions = self.host.positions[start:stop]
+        window = context if self.key.window is None else self.key.window
+        cached = np.concatenate([np.arange(context - count), positions])
+        visible: np.ndarray = cached > positions[:, None] - window
+        visible[:, context - count :] &= on_path
+        return visible
+
+    def _tree_segments(self, tree: np.ndarray, first_key: int, length: int) -> Iterator[Segment]:
+        """Cut the rows of a tree where they begin or cease to see any of `length` keys from
+        `first_key` on, or any before them.
+        """
+        part = tree[:, first_key : first_key + length]
+        visible = np.pad(part, ((0, 0), (0, length - part.shape[1])))
+        sees_any = [bool(row.any()) for row in visible]
+        is_first = [not row[:first_key].any() for row in tree]
+        start = 0
+        for (sees, first), rows in groupby(zip(sees_any, is_first, strict=True)):
+            stop = start + sum(1 for _ in rows)
+            if sees:
+                yield Segment(start, stop, self._row_mask(visible[start:stop]), first)
+            start = stop
 
     def _segments(
         self, origin: int, context: int, first_key: int, last_key: int, length: int
@@ -258,11 +297,15 @@ class Planner:
             queries = np.arange(begin, end)[:, None]
             keys = first_key + np.arange(length)[None, :]
             visible = (keys <= queries) & (keys > queries - window)
-            rows = np.repeat(visible, self.key.queries_per_kv, axis=0)
-            filler = padded_rows(len(rows)) - len(rows)
             yield Segment(
                 start=begin - origin,
                 stop=end - origin,
-                mask=self._mask(np.concatenate([rows, np.ones((filler, length), bool)])),
+                mask=self._row_mask(visible),
                 is_first=self._first_visible(begin) // self.tile == first_key // self.tile,
             )
+
+    def _row_mask(self, visible: np.ndarray) -> torch.Tensor | None:
+        """Of queries (n, L), for each of their heads, and of the rows that they are padded with."""
+        rows = np.repeat(visible, self.key.queries_per_kv, axis=0)
+        filler = padded_rows(len(rows)) - len(rows)
+        return self._mask(np.concatenate([rows, np.ones((filler, rows.shape[1]), bool)]))
