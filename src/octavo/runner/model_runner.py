@@ -12,7 +12,7 @@ from octavo.core.errors import InvariantError
 from octavo.core.model_spec import KVFormat
 from octavo.core.step import ScheduledStep, SequenceOutput, StepOutput, TokenLogprobs
 from octavo.models.causal_lm import CausalLM
-from octavo.ops import Array, BatchContext, copy_blocks, non_finite_rows, split_columns
+from octavo.ops import Array, BatchContext, copy_blocks, move_kv, non_finite_rows, split_columns
 from octavo.ops.backend import Backend
 from octavo.ops.batch import HostBatch
 from octavo.runner.batch import StepBatch, build_batch
@@ -176,8 +176,6 @@ class ModelRunner:
                 sources += [source for source, _ in moved]
                 targets += [target for _, target in moved]
         if sources:
-            from octavo.ops import move_kv  # type: ignore[attr-defined]
-
             kv_slots = batch.host.kv_slots
             for layer in self._kv_layers[: self._num_model_layers]:
                 move_kv(layer, kv_slots[sources], kv_slots[targets])
