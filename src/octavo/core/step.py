@@ -18,7 +18,7 @@ class SlotBinding(NamedTuple):
     token is computed.
 
     token_ids: prompt and what was generated before a preemption. seed: of this sequence's random
-    stream.
+    stream. cache_salt: what is kept of a sequence after its end is only for those with the same.
     """
 
     slot: int
@@ -28,6 +28,7 @@ class SlotBinding(NamedTuple):
     seed: int
     eos_token_ids: frozenset[int]
     bad_words_ids: tuple[tuple[int, ...], ...]
+    cache_salt: str = ""
 
 
 class DraftRequest(NamedTuple):

@@ -250,4 +250,5 @@ def _binding(sequence: Sequence) -> SlotBinding:
         sequence.seed,
         request.eos_token_ids,
         request.bad_words_ids,
+        request.cache_salt,
     )

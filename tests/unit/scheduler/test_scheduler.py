@@ -73,6 +73,15 @@ def test_pfx_06_salts_do_not_share() -> None:
     assert cached == {"a": 0, "b": 0, "c": 0, "d": 16}
 
 
+def test_the_runner_is_told_the_salt() -> None:
+    scheduler, _ = make_scheduler()
+    scheduler.add(make_request("a", prompt(20), 2, cache_salt="v1"))
+    scheduler.add(make_request("b", prompt(20), 2))
+    step = scheduler.schedule(0.0)
+    assert step is not None
+    assert [binding.cache_salt for binding in step.bindings] == ["v1", ""]
+
+
 @pytest.mark.parametrize("mode", ["on", "off", "flushed"])
 def test_pfx_08_hits_give_the_same_tokens_as_misses(mode: str) -> None:
     scheduler, _ = make_scheduler(block_size=16, prefix_caching=mode != "off")
