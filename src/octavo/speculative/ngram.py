@@ -8,6 +8,9 @@ from __future__ import annotations
 from octavo.core.errors import ConfigError
 from octavo.runner.speculation import ComputedStep
 from octavo.speculative.lookup import Guess, KnownText, LookupProposer
+from octavo.speculative.registry import Options, Target, register
+
+_LONGEST = 1024  # that can be asked for
 
 
 class NgramProposer(LookupProposer):
@@ -42,3 +45,10 @@ class NgramProposer(LookupProposer):
             return Guess((), ())
         token_ids = text.history.following(match.positions[0], length)
         return Guess(token_ids, [min(match.length + i, self._longest) for i in range(length)])
+
+
+@register("ngram")
+def build(options: Options, target: Target) -> NgramProposer:
+    longest = options.integer("prompt_lookup_max", 16, low=1, high=_LONGEST)
+    shortest = options.integer("prompt_lookup_min", min(2, longest), low=1, high=_LONGEST)
+    return NgramProposer(prompt_lookup_min=shortest, prompt_lookup_max=longest)

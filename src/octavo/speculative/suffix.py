@@ -14,8 +14,10 @@ from octavo.core.step import ScheduledStep
 from octavo.runner.speculation import ComputedStep
 from octavo.speculative.history import History
 from octavo.speculative.lookup import Guess, KnownText, LookupProposer
+from octavo.speculative.registry import Options, Target, register
 
 _NGRAM = 2  # a single token that occurred before says too little
+_DEEPEST = 1024  # max_tree_depth that can be asked for
 _SHARES = 4  # a vote's outcome is told apart by quarters, and unanimous
 
 
@@ -121,3 +123,13 @@ class SuffixProposer(LookupProposer):
 
     def _sign(self, share: int, match_length: int) -> int:
         return share * (self._depth + 1) + min(match_length, self._depth)
+
+
+@register("suffix")
+def build(options: Options, target: Target) -> SuffixProposer:
+    return SuffixProposer(
+        max_tree_depth=options.integer(
+            "suffix_decoding_max_tree_depth", 24, low=_NGRAM, high=_DEEPEST
+        ),
+        max_cached_tokens=options.integer("suffix_decoding_max_cached_tokens", 100_000, low=0),
+    )
