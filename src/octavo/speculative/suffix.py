@@ -63,7 +63,7 @@ class SuffixProposer(LookupProposer):
 
     def __init__(self, *, max_tree_depth: int = 24, max_cached_tokens: int = 100_000) -> None:
         """max_tree_depth: tokens of context as far as longer ones are told apart, at least 2.
-        max_cached_tokens: of past outputs, about 150 bytes each; 0 keeps none. Raises ConfigError.
+        max_cached_tokens: of past outputs, about 100 bytes each; 0 keeps none. Raises ConfigError.
         """
         if max_tree_depth < _NGRAM:
             raise ConfigError(f"max_tree_depth is {max_tree_depth}: give at least {_NGRAM}")

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from octavo.core.errors import ConfigError
 from octavo.speculative.ngram import NgramProposer
+from octavo.speculative.registry import Target, build_proposers
 from support.lookup import LookupBench
 
 
@@ -112,3 +115,21 @@ def test_a_draft_ends_where_it_becomes_unlikely() -> None:
 def test_lengths_of_a_match_that_cannot_be_are_refused(minimum: int, maximum: int) -> None:
     with pytest.raises(ConfigError, match="prompt_lookup_min"):
         bench(minimum, maximum)
+
+
+@pytest.mark.parametrize(
+    ("settings", "guess"),
+    [
+        ({}, [8]),
+        ({"prompt_lookup_max": 2}, [9]),
+        ({"prompt_lookup_max": 1}, [9]),
+        ({"prompt_lookup_min": 4}, []),
+    ],
+)
+def test_it_is_built_from_vllms_keys(settings: dict[str, int], guess: list[int]) -> None:
+    target = cast(Target, None)  # it needs nothing of the model
+    (proposer,) = build_proposers([{"method": "ngram", **settings}], target)
+    assert isinstance(proposer, NgramProposer)
+    b = LookupBench(proposer)
+    b.bind([1, 2, 3, 8, 2, 3, 9, 1, 2, 3])
+    assert b.draft(1) == guess

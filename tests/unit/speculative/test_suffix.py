@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from octavo.core.errors import ConfigError
+from octavo.speculative.registry import Target, build_proposers
 from octavo.speculative.suffix import PastOutputs, SuffixProposer
 from support.lookup import LookupBench
 
@@ -131,3 +134,16 @@ def test_settings_that_cannot_be_are_refused() -> None:
         SuffixProposer(max_tree_depth=1)
     with pytest.raises(ConfigError, match="max_cached_tokens is -1"):
         SuffixProposer(max_cached_tokens=-1)
+
+
+def test_it_is_built_from_its_settings() -> None:
+    settings = {"suffix_decoding_max_tree_depth": 2, "suffix_decoding_max_cached_tokens": 0}
+    target = cast(Target, None)  # it needs nothing of the model
+    (proposer,) = build_proposers([{"method": "suffix", **settings}], target)
+    assert isinstance(proposer, SuffixProposer)
+    b = LookupBench(proposer)
+    b.bind([1, 2, 3, 8, 2, 3, 9, 1, 2, 3])
+    assert b.draft(1) == [9]
+    b.generate([4])
+    b.bind([5, 3, 4])
+    assert b.draft(1) == []
