@@ -18,11 +18,12 @@ class Slots:
     block_tables (N, ceil(L / block_size)) int32: the first num_blocks (N,) int64 are used, the rest
     is 0. kv_slots (N, L) int64, rounded up to whole blocks: the same by position, block id *
     block_size + offset. prompt_logprobs: how many top tokens to report for the prompt's tokens,
-    None for no report.
+    None for no report. block_size: tokens of a block.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         max_blocks = -(-max_model_len // block_size)
+        self.block_size = block_size
         # Zeroed memory is mapped when first touched: unused slots and lengths cost nothing.
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int64)
         self.lengths = np.zeros(max_num_seqs, np.int64)

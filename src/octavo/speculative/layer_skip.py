@@ -1,0 +1,78 @@
+"""The target's first layers guess. Source: arXiv 2404.16710, section 4.3 (self-speculation)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.core.errors import ConfigError
+from octavo.core.step import ScheduledStep
+from octavo.models.causal_lm import CausalLM
+from octavo.ops.backend import Backend
+from octavo.ops.batch import KVLayer
+from octavo.runner.slots import Slots
+from octavo.runner.speculation import ComputedStep, Draft
+from octavo.sampling.sampler import Sampler
+from octavo.speculative.coverage import SharedCoverage
+from octavo.speculative.drafting_loop import DraftingLoop
+from octavo.speculative.proposer import Capabilities, DraftTask
+
+
+class LayerSkip:
+    """A Proposer: after `num_layers` layers come the final norm and the head.
+
+    It needs no cache of its own. What these layers have computed of a sequence's tokens is the
+    target's; what they compute of a draft's tokens is put where the target puts it again, with the
+    same values, when it verifies them.
+    """
+
+    name = "layer_skip"
+    capabilities = Capabilities(gives_probabilities=True, knows_confidence=True)
+    kv_heads: Sequence[tuple[int, int]] = ()
+    taps: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        target: CausalLM,
+        backend: Backend,
+        sampler: Sampler,
+        *,
+        num_layers: int,
+        vocab_size: int,
+    ) -> None:
+        """vocab_size: of the tokenizer. Raises ConfigError for a number of layers that the target
+        doesn't have.
+        """
+        if not 1 <= num_layers <= len(target.blocks):
+            raise ConfigError(
+                f"num_layers is {num_layers}, but the model has {len(target.blocks)} layers; use 1 "
+                f"to {len(target.blocks)}, for example {max(len(target.blocks) // 4, 1)}"
+            )
+        self._num_layers = num_layers
+        self._loop = DraftingLoop(
+            _first_layers(target, num_layers), backend, sampler, vocab_size=vocab_size
+        )
+
+    def attach(self, slots: Slots, kv_layers: tuple[KVLayer, ...]) -> None:
+        self._coverage = SharedCoverage(slots)
+        self._loop.attach(slots, kv_layers[: self._num_layers])
+
+    def begin(self, step: ScheduledStep) -> None:
+        pass
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
+        return self._loop.draft(tasks, self._coverage)
+
+    def observe(self, step: ComputedStep) -> None:
+        pass
+
+
+def _first_layers(model: CausalLM, num_layers: int) -> CausalLM:
+    """A model of the same weights."""
+    return CausalLM(
+        model.family,
+        model.max_position,
+        model.embedding,
+        model.blocks[:num_layers],
+        model.norm,
+        model.head,
+    )
