@@ -218,6 +218,29 @@ def test_a_long_prompt_is_caught_up_on_in_parts(
     assert found == [[1], [1], *[[1, 2]] * 5, [0, 1, 2], [0, 1, 2]]
 
 
+def test_who_has_caught_up_never_waits(
+    drive: DraftDrive, greedy: Greedy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(drive)
+    check(drive, greedy, dict.fromkeys(range(3), 3))
+    monkeypatch.setattr(drafting_loop, "_MAX_CATCH_UP", 1)
+    for _ in range(2):  # all three lack two tokens, since all of their drafts were accepted
+        check(drive, greedy, dict.fromkeys(range(3), 3))
+
+
+def test_the_last_known_token_is_computed_again_if_nothing_came_after_it(
+    drive: DraftDrive, greedy: Greedy
+) -> None:
+    """As when a draft was accepted and the target then failed at the row behind it."""
+    start(drive)
+    drive.misleading.wrong = {len(PROMPTS[0]) + 3}
+    drive.step({0: 3})
+    drive.misleading.wrong = set()
+    drive.slots.lengths[0] -= 1
+    drive.num_computed[0] -= 1
+    check(drive, greedy, {0: 3})
+
+
 def test_siblings_that_share_a_prompt_compute_it_once(
     drive: DraftDrive, greedy: Greedy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,29 +291,26 @@ def test_no_draft_goes_beyond_what_the_draft_model_sees(
 def test_spd_11_output_layers_padded_to_different_sizes(
     tmp_path_factory: pytest.TempPathFactory, backend: Backend
 ) -> None:
-    """Ids that the tokenizer doesn't have are the likeliest of all in both, and are never drafted."""
-    models = [
+    """Rows that stand for no token are as likely as others, and never drafted."""
+    target, draft = (
         load_model(
-            make_checkpoint(
-                "llama", tmp_path_factory.mktemp(str(rows)), vocab_size=rows, seed=seed
-            ),
+            make_checkpoint("llama", tmp_path_factory.mktemp("padded"), vocab_size=rows, seed=rows),
             backend,
         )
-        for rows, seed in ((340, 1), (332, 2))
-    ]
-    drive = make_drive(*models, backend)
+        for rows in (520, 512)
+    )
+    drive = make_drive(target, draft, backend)
     start(drive)
     for _ in range(8):
         drafts = drive.step({0: 4, 1: 4, 2: 4})
         assert all((draft.token_ids < VOCAB_SIZE).all() for draft in drafts.values())
-    target = Greedy(models[0], backend)
+    greedy = Greedy(target, backend)
     for slot, prompt in enumerate(PROMPTS):
-        assert (
-            drive.tokens(slot) == prompt + target(prompt)[: len(drive.tokens(slot)) - len(prompt)]
-        )
-    own = make_drive(models[1], models[1], backend)
-    start(own)
-    check(own, Greedy(models[1], backend), {0: 4, 1: 4, 2: 4})
+        generated = drive.tokens(slot)[len(prompt) :]
+        assert generated == greedy(prompt, len(generated))
+    drive = make_drive(draft, draft, backend)
+    start(drive)
+    check(drive, Greedy(draft, backend), {0: 4, 1: 4, 2: 4})
 
 
 def test_a_model_with_too_few_rows_is_refused(model: CausalLM, drive: DraftDrive) -> None:
