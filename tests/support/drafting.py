@@ -36,8 +36,10 @@ class MisleadingSampler:
         self._sampler = sampler
         self.wrong: set[int] = set()
 
-    def draft(self, logits: Array, slots: np.ndarray, positions: np.ndarray) -> DraftedRows:
-        drafted = self._sampler.draft(logits, slots, positions)
+    def draft(
+        self, logits: Array, slots: np.ndarray, positions: np.ndarray, *, depth: int
+    ) -> DraftedRows:
+        drafted = self._sampler.draft(logits, slots, positions, depth=depth)
         misled = np.isin(positions, list(self.wrong))
         return drafted._replace(token_ids=np.where(misled, 3, drafted.token_ids))
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from octavo.core.errors import ConfigError
 from octavo.core.step import ScheduledStep
 from octavo.models.causal_lm import CausalLM
+from octavo.models.loader import load_weights, make_rope_tables, plan_weights
+from octavo.models.registry import build_model
 from octavo.ops.backend import Backend
 from octavo.ops.batch import KVLayer
 from octavo.runner.slots import Slots
@@ -15,6 +17,19 @@ from octavo.sampling.sampler import Sampler
 from octavo.speculative.coverage import BlockCoverage
 from octavo.speculative.drafting_loop import DraftingLoop
 from octavo.speculative.proposer import Capabilities, DraftTask
+from octavo.speculative.registry import Options, Target, register
+
+
+@register("draft_model")
+def build(options: Options, target: Target) -> DraftModel:
+    """The model named by `model`, in the formats that the target's weights have."""
+    checkpoint = target.open_model(options.required_text("model", "the model that drafts"))
+    model, backend = build_model(checkpoint.config), target.backend
+    proposer = DraftModel(model, backend, target.sampler, vocab_size=target.vocab_size)
+    load_weights(model, plan_weights(model, checkpoint, backend, target.dtype, target.quantization))
+    checkpoint.release_pages()
+    make_rope_tables(model, backend, min(model.max_position, target.model.max_position))
+    return proposer
 
 
 class DraftModel:
@@ -29,7 +44,8 @@ class DraftModel:
     def __init__(
         self, model: CausalLM, backend: Backend, sampler: Sampler, *, vocab_size: int
     ) -> None:
-        """model: loaded. vocab_size: of the target's tokenizer, which must be the model's too.
+        """model: loaded before it drafts. vocab_size: of the target's tokenizer, which must be the
+        model's too.
 
         Raises ConfigError if the model has no row for some of its ids.
         """

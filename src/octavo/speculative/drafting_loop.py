@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -146,8 +147,8 @@ class DraftingLoop:
         tables = self._slots.block_tables[slots, :max_blocks]
         paths = [_Path() for _ in tasks]
         growing = paths
-        while True:
-            chosen = self._sampler.draft(logits, slots, positions)
+        for depth in count():
+            chosen = self._sampler.draft(logits, slots, positions, depth=depth)
             for path, token in zip(growing, chosen.token_ids.tolist(), strict=True):
                 path.token_ids.append(token)
             for row, probabilities in chosen.probabilities.items():
@@ -161,7 +162,7 @@ class DraftingLoop:
             if not goes_on.all():
                 growing = [path for path, on in zip(growing, goes_on.tolist(), strict=True) if on]
                 if not growing:
-                    return paths
+                    break
                 token_ids, slots, positions = token_ids[goes_on], slots[goes_on], positions[goes_on]
                 left, floors, confidences = left[goes_on], floors[goes_on], confidences[goes_on]
                 tables = tables[goes_on]
@@ -178,13 +179,14 @@ class DraftingLoop:
             ctx = self._backend.batch_context(host, self._kv_layers)
             logits = self._forward_and_head(ctx, single.rows)
             positions = next_positions
+        return paths
 
-    def _single_rows_of(self, count: int) -> _SingleRows:
-        found = self._single_rows.get(count)
+    def _single_rows_of(self, num_sequences: int) -> _SingleRows:
+        found = self._single_rows.get(num_sequences)
         if found is None:
-            rows = self._backend.from_host(np.arange(count))
-            found = _SingleRows(np.arange(count + 1, dtype=np.int32), rows)
-            self._single_rows[count] = found
+            rows = self._backend.from_host(np.arange(num_sequences))
+            found = _SingleRows(np.arange(num_sequences + 1, dtype=np.int32), rows)
+            self._single_rows[num_sequences] = found
         return found
 
     def _logits(self, ctx: BatchContext, rows: Array) -> Array:

@@ -15,6 +15,20 @@ from octavo.sampling.sampler import Sampler
 from octavo.speculative.coverage import SharedCoverage
 from octavo.speculative.drafting_loop import DraftingLoop
 from octavo.speculative.proposer import Capabilities, DraftTask
+from octavo.speculative.registry import Options, Target, register
+
+
+@register("layer_skip")
+def build(options: Options, target: Target) -> LayerSkip:
+    """The first `num_layers` layers; a quarter of them, if it isn't said how many."""
+    a_quarter = max(len(target.model.blocks) // 4, 1)
+    return LayerSkip(
+        target.model,
+        target.backend,
+        target.sampler,
+        num_layers=options.integer("num_layers", a_quarter, low=1),
+        vocab_size=target.vocab_size,
+    )
 
 
 class LayerSkip:

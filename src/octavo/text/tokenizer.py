@@ -194,6 +194,11 @@ class Tokenizer:
         token_id: int | None = self._tokenizer.token_to_id(text)
         return token_id
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every piece as it is written in the vocabulary, control tokens included, with its id."""
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return vocabulary
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids
 
