@@ -13,7 +13,7 @@ import pytest
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.core.step import EngineStats
 from support.real_prompts import PROMPTS
-from support.speculation import SETTINGS, settings_of
+from support.speculative_settings import SETTINGS, settings_of
 
 pytestmark = pytest.mark.real
 

@@ -102,20 +102,22 @@ def test_log_probabilities(backend: Backend) -> None:
             assert np.array_equal(one, all_rows[part])
 
 
-def test_sample(backend: Backend) -> None:
+def test_sample_and_probabilities(backend: Backend) -> None:
     logits, uniform = normal(129, 50_000), np.random.default_rng(4).uniform(size=129)
     settings = [np.full(129, v, np.float32) for v in (0.8, 0.95, 0.0)]
     settings[0][::3] = 0.0
 
-    def draw(rows: slice) -> np.ndarray:
+    def draw(rows: slice) -> tuple[np.ndarray, np.ndarray]:
         temperature, top_p, min_p = (values[rows] for values in settings)
-        top_k = np.zeros(len(temperature), np.int64)
+        asked = (temperature, np.zeros(len(temperature), np.int64), top_p, min_p)
         device_logits = backend.from_host(logits[rows].copy())
-        return ops.sample(device_logits, temperature, top_k, top_p, min_p, uniform[rows])
+        tokens = ops.sample(device_logits, *asked, uniform[rows])
+        return tokens, ops.probabilities(device_logits, *asked)
 
     together = draw(slice(None))
-    alone = [int(draw(slice(row, row + 1))[0]) for row in range(20)]
-    assert alone == together[:20].tolist()
+    for row in range(20):
+        for one, all_rows in zip(draw(slice(row, row + 1)), together, strict=True):
+            assert np.array_equal(one[0], all_rows[row])
 
 
 # --- attention -----------------------------------------------------------------------------------
@@ -233,6 +235,7 @@ def results_of(backend: Backend) -> list[np.ndarray]:
     settings = [np.full(8, v, np.float32) for v in (0.8, 0.95, 0.0)]
     top_k, uniform = np.array([0, 40] * 4), np.random.default_rng(4).uniform(size=8)
     keep(ops.sample(put(logits), settings[0], top_k, *settings[1:], uniform))
+    keep(ops.probabilities(put(logits), settings[0], top_k, *settings[1:]))
     return found
 
 

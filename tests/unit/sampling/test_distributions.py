@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.ops.backend import Backend
 from support.backends import BACKENDS, cpu_backend
+from support.distributions import check_counts, expected_distribution, softmax
 from support.sampling import TableModel, bind, sample_once
 
 V = 16
@@ -24,39 +24,8 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return cpu_backend(request.param)
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    weights = np.exp(logits - logits.max())
-    return weights / weights.sum()
-
-
-def kept(probabilities: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    return np.where(keep, probabilities, 0) / probabilities[keep].sum()
-
-
-def expected_distribution(
-    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
-) -> np.ndarray:
-    """Straight from the parameters' definitions: min_p, then top_k, then top_p."""
-    p = softmax(logits / temperature)
-    p = kept(p, p >= min_p * p.max())
-    if top_k:
-        p = kept(p, p >= np.sort(p)[-min(top_k, V)])
-    order = np.argsort(-p)
-    mass_before = np.cumsum(p[order]) - p[order]
-    keep = np.zeros(V, bool)
-    keep[order[mass_before < top_p]] = True
-    return kept(p, keep)
-
-
 def check_frequencies(tokens: np.ndarray, expected: np.ndarray) -> None:
-    observed = np.bincount(tokens, minlength=V)
-    assert observed[expected == 0].sum() == 0
-    possible = expected > 0
-    mean = expected[possible] * len(tokens)
-    chi_square = float(((observed[possible] - mean) ** 2 / mean).sum())
-    freedom = int(possible.sum()) - 1
-    # Five standard deviations above the mean of a chi-square variable: fails once in about 1e5.
-    assert chi_square <= freedom + 5 * math.sqrt(2 * freedom)
+    check_counts(np.bincount(tokens, minlength=V)[None], expected[None])
 
 
 def draw(backend: Backend, **params: Any) -> np.ndarray:
