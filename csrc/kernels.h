@@ -98,6 +98,7 @@ struct Kernels {
                    const float* weight, float eps);
   void (*rotary)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t size,
                  const float* table, const int64_t* positions);
+  void (*silu)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size);
   void (*silu_mul)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size);  // x has 2 size
   void (*gelu_tanh_mul)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size);  // columns
   void (*add)(Rows x, Rows z, Rows y, int64_t t0, int64_t t1, int64_t size);  // y = x + z

@@ -102,6 +102,7 @@ Kernels kernels_of(const std::map<std::string, std::string>& isa_by_op) {
        }},
       {"rms_norm", [](Kernels& k, const Kernels& from) { k.rms_norm = from.rms_norm; }},
       {"rotary", [](Kernels& k, const Kernels& from) { k.rotary = from.rotary; }},
+      {"silu", [](Kernels& k, const Kernels& from) { k.silu = from.silu; }},
       {"silu_mul", [](Kernels& k, const Kernels& from) { k.silu_mul = from.silu_mul; }},
       {"gelu_tanh_mul",
        [](Kernels& k, const Kernels& from) { k.gelu_tanh_mul = from.gelu_tanh_mul; }},
@@ -254,6 +255,8 @@ void bind_tape(nb::module_& m) {
                throw nb::type_error("a rotary table must be contiguous");
              return py_ref(t.rotary(ref_of(x), heads, size, table.data(), ref_of(positions)));
            })
+      .def("silu",
+           [](Tape& t, PyRef x, int64_t size) { return py_ref(t.silu(ref_of(x), size)); })
       .def("silu_mul",
            [](Tape& t, PyRef x, int64_t size) { return py_ref(t.silu_mul(ref_of(x), size)); })
       .def("gelu_tanh_mul",

@@ -224,6 +224,18 @@ Ref Tape::rotary(Ref x, int64_t heads, int64_t size, const float* table, Ref pos
   return y;
 }
 
+Ref Tape::silu(Ref x, int64_t size) {
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  const Ref y = new_buffer(symbol, size);
+  Op& op = append("silu", symbol, {x.buffer}, y.buffer);
+  op.row_ns = 0.7 * size;
+  op.may_overwrite = x.column == 0;
+  op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    kernels_->silu(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1, size);
+  };
+  return y;
+}
+
 Ref Tape::silu_mul(Ref x, int64_t size) {
   const Symbol symbol = buffers_[x.buffer].symbol;
   const Ref y = new_buffer(symbol, size);

@@ -64,6 +64,7 @@ class Tape {
   Ref linear(std::shared_ptr<const PackedMatrix> weight, Ref x, const float* bias);
   Ref rms_norm(Ref x, int64_t heads, int64_t size, const float* weight, float eps);
   Ref rotary(Ref x, int64_t heads, int64_t size, const float* table, Ref positions);
+  Ref silu(Ref x, int64_t size);
   Ref silu_mul(Ref x, int64_t size);
   Ref gelu_tanh_mul(Ref x, int64_t size);
   Ref add(Ref x, Ref z, int64_t size);

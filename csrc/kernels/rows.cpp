@@ -72,6 +72,11 @@ void rotary(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t size,
 // x * sigmoid(z). exp stays finite, so that a large negative z gives almost nothing, never NaN.
 inline f32x16 times_sigmoid(f32x16 x, f32x16 z) { return x / (splat(1.0f) + exp(zero() - z)); }
 
+void silu(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size) {
+  const auto f = [](f32x16 v) { return times_sigmoid(v, v); };
+  for (int64_t t = t0; t < t1; ++t) map(size, y.row(t), f, x.row(t));
+}
+
 void silu_mul(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size) {
   const auto f = [](f32x16 gate, f32x16 up) { return times_sigmoid(gate, gate) * up; };
   for (int64_t t = t0; t < t1; ++t) map(size, y.row(t), f, x.row(t), x.row(t) + size);
@@ -245,6 +250,7 @@ void embedding(const PackedMatrix& table, const int64_t* ids, Rows y, int64_t t0
 void install_rows(Kernels& table) {
   table.rms_norm = rms_norm;
   table.rotary = rotary;
+  table.silu = silu;
   table.silu_mul = silu_mul;
   table.gelu_tanh_mul = gelu_tanh_mul;
   table.add = add;

@@ -284,6 +284,7 @@ void add_row_ops(const Machine& machine, const Results& results) {
     };
     add("rms_norm", columns, columns,
         [&](Tape& tape, Ref in) { return tape.rms_norm(in, kHeads, size, weight.data(), 1e-6f); });
+    add("silu", columns, columns, [&](Tape& tape, Ref in) { return tape.silu(in, columns); });
     add("silu_mul", 2 * size, size, [&](Tape& tape, Ref in) { return tape.silu_mul(in, size); });
     add("gelu_tanh_mul", 2 * size, size,
         [&](Tape& tape, Ref in) { return tape.gelu_tanh_mul(in, size); });

@@ -85,7 +85,7 @@ def test_rms_norm(backend: Backend, size: int) -> None:
     )
 
 
-@pytest.mark.parametrize("op", [ops.silu_mul, ops.gelu_tanh_mul], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [ops.silu, ops.silu_mul, ops.gelu_tanh_mul], ids=lambda op: op.name)
 @pytest.mark.parametrize("size", [33, 96, 1536])
 def test_gates(backend: Backend, op: Callable[[Any], Any], size: int) -> None:
     assert_rows_stand_alone(backend, op, normal(501, 2 * size))
@@ -217,6 +217,7 @@ def results_of(backend: Backend) -> list[np.ndarray]:
         for weight_format in WEIGHT_FORMATS:
             keep(ops.linear(x, packed(weight_format, 333, 576)))
         keep(ops.rms_norm(x, put(normal(576)), 1e-6))
+        keep(ops.silu(x))
         keep(ops.silu_mul(x))
         keep(ops.gelu_tanh_mul(x))
         table = put(normal(50, 64))

@@ -25,7 +25,7 @@ NORMS = {size: BACKEND.from_host(RNG.normal(size=size).astype(np.float32)) for s
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["linear", "norm", "add", "scale", "gate", "half", "add linear"]),
+        st.sampled_from(["linear", "norm", "add", "scale", "silu", "gate", "half", "add linear"]),
         st.integers(0, 10**6),
         st.integers(0, 10**6),
     ),
@@ -53,6 +53,8 @@ def build(x: NativeArray, steps: list[tuple[str, int, int]]) -> tuple[NativeArra
             result = ops.rms_norm(source, NORMS[size], 1e-5)
         elif kind == "scale":
             result = ops.scale(source, 0.5 + two % 3)
+        elif kind == "silu":
+            result = ops.silu(source)
         elif kind == "gate" and size // 2 in SIZES:
             result = ops.silu_mul(source)
         elif kind == "half" and size // 2 in SIZES:

@@ -101,6 +101,13 @@ def _gate_and_up(b: Bench, tokens: int, size: int) -> tuple[np.ndarray, np.ndarr
     return x, *np.split(x.astype(np.float64), 2, axis=1)
 
 
+@cases("silu", tokens=[1, 6], size=[2, 33])
+def sigmoid_weighted(b: Bench, tokens: int, size: int) -> None:
+    x, gate, _ = _gate_and_up(b, tokens, size)
+    x = x[:, :size]
+    b.close(b.op(b.put(x)), gate / (1 + np.exp(-gate)))
+
+
 @cases("silu_mul", tokens=[1, 6], size=[2, 33])
 def swiglu(b: Bench, tokens: int, size: int) -> None:
     x, gate, up = _gate_and_up(b, tokens, size)

@@ -51,6 +51,9 @@ def row_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
         positions = backend.from_host(np.arange(count))
         return lambda given, where: ops.rotary(given, table, where), [x, positions]
 
+    def silu(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
+        return ops.silu, [backend.from_host(random_rows(count, hidden))]
+
     def silu_mul(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
         return ops.silu_mul, [backend.from_host(random_rows(count, 2 * inner))]
 
@@ -81,6 +84,7 @@ def row_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
         (rotary, f"{heads}x{size}", "float32", 4 * 2 * heads * size),
         (add, f"{hidden}", "float32", 4 * 3 * hidden),
         (scale, f"{hidden}", "float32", 4 * 2 * hidden),
+        (silu, f"{hidden}", "float32", 4 * 2 * hidden),
         (take_rows, f"{hidden}", "float32", 4 * 2 * hidden + 8),
         (embedding, f"{vocabulary}x{hidden}", "int8", 5 * hidden),
     ]

@@ -4,7 +4,7 @@ for dispatch.
 
 from __future__ import annotations
 
-from octavo.ops.activations import gelu_tanh_mul, silu_mul
+from octavo.ops.activations import gelu_tanh_mul, silu, silu_mul
 from octavo.ops.array import Array
 from octavo.ops.attention import copy_blocks, move_kv, paged_attention, write_kv
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
@@ -46,6 +46,7 @@ __all__ = [
     "rotary",
     "sample",
     "scale",
+    "silu",
     "silu_mul",
     "split_columns",
     "take_rows",

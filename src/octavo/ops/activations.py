@@ -1,9 +1,19 @@
-"""Gated activations of MLPs."""
+"""Activations, gated ones of MLPs among them."""
 
 from __future__ import annotations
 
 from octavo.ops.array import Array
 from octavo.ops.op import op
+
+
+@op
+def silu(x: Array) -> Array:
+    """y[t, d] = x[t, d] * sigmoid(x[t, d]), computed in float32.
+
+    Shapes: x (T, D) -> (T, D) in x.dtype.
+    Source: arXiv 1702.03118 (SiLU).
+    """
+    raise NotImplementedError
 
 
 @op

@@ -143,6 +143,10 @@ def _rotary(runtime: Runtime) -> Timer:
     return _on_tape(runtime, lambda x, at: ops.rotary(x, table, at), x, _indices(runtime))
 
 
+def _silu(runtime: Runtime) -> Timer:
+    return _on_tape(runtime, ops.silu, _array(runtime, _ROWS, _SIZE))
+
+
 def _silu_mul(runtime: Runtime) -> Timer:
     return _on_tape(runtime, ops.silu_mul, _array(runtime, _ROWS, 2 * _SIZE))
 
@@ -222,6 +226,7 @@ CASES: dict[str, Sequence[Callable[[Runtime], Timer]]] = {
     ],
     "rms_norm": [_rms_norm],
     "rotary": [_rotary],
+    "silu": [_silu],
     "silu_mul": [_silu_mul],
     "gelu_tanh_mul": [_gelu_tanh_mul],
     "add": [_add],

@@ -146,6 +146,11 @@ def rotary(x: NativeArray, table: NativeArray, positions: NativeArray) -> Native
     return recorder.at(ref, x.shape[1:])
 
 
+@native(ops.silu, "x")
+def silu(x: NativeArray) -> NativeArray:
+    return _recorder(x).at(_recorder(x).tape.silu(x.ref, x.columns), x.shape[1:])
+
+
 @native(ops.silu_mul, "x")
 def silu_mul(x: NativeArray) -> NativeArray:
     size = x.columns // 2

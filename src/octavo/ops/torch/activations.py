@@ -1,4 +1,4 @@
-"""Gated activations.
+"""Activations.
 
 `exp` and `tanh` alone give an element the same bits wherever it lies in memory; the fused kernels
 (silu, sigmoid, gelu) compute the last elements of each thread's share with another routine, so that
@@ -18,6 +18,12 @@ from octavo.ops.op import implements
 def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     gate, up = x.chunk(2, dim=-1)
     return gate.float(), up.float()
+
+
+@implements(ops.silu, backend="torch", array_type=torch.Tensor)
+def silu(x: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return (wide / wide.neg().exp_().add_(1.0)).to(x.dtype)
 
 
 @implements(ops.silu_mul, backend="torch", array_type=torch.Tensor)
