@@ -15,7 +15,8 @@ class Attention(Layer):
 
     index: which of `ctx.kv_layers` is this layer's. spec: heads and window. softmax_scale: None is
     head_dim ** -0.5. query_norm, key_norm: over each head, before the rotation. qkv_bias,
-    output_bias: whether the projections have biases. x (T, D) -> (T, D).
+    output_bias: whether the projections have biases. columns: as of `Weight`, of query, key and
+    value projections. x (T, D) -> (T, D).
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Attention(Layer):
         output_bias: bool = False,
         query_norm: RMSNorm | None = None,
         key_norm: RMSNorm | None = None,
+        columns: tuple[int, int] | None = None,
     ) -> None:
         self.index = index
         self.spec = spec
@@ -42,13 +44,18 @@ class Attention(Layer):
             {f"{name}.q_proj": queries, f"{name}.k_proj": keys, f"{name}.v_proj": keys},
             hidden_size,
             has_bias=qkv_bias,
+            columns=columns,
         )
         self.query_norm = query_norm
         self.key_norm = key_norm
         self.output = Linear({f"{name}.o_proj": hidden_size}, queries, has_bias=output_bias)
 
     def __call__(self, x: Array, ctx: BatchContext) -> Array:
-        q, k, v = split_columns(self.qkv(x), self.columns)
+        return self.attend(self.qkv(x), ctx)
+
+    def attend(self, qkv: Array, ctx: BatchContext) -> Array:
+        """All that follows the projections, whose results are side by side in `qkv`."""
+        q, k, v = split_columns(qkv, self.columns)
         q = q.reshape(-1, self.spec.num_heads, self.spec.head_dim)
         k = k.reshape(-1, self.spec.num_kv_heads, self.spec.head_dim)
         v = v.reshape(-1, self.spec.num_kv_heads, self.spec.head_dim)

@@ -12,12 +12,13 @@ from octavo.ops import Array, BatchContext, add
 class DecoderBlock(Layer):
     """Attention, then MLP, each normalised before and added to the residual stream x (T, D).
 
-    attention_out_norm, mlp_out_norm: normalise also what is added (Gemma).
+    attention_norm: None where what comes in is not normalised (EAGLE). attention_out_norm,
+    mlp_out_norm: normalise also what is added (Gemma).
     """
 
     def __init__(
         self,
-        attention_norm: RMSNorm,
+        attention_norm: RMSNorm | None,
         attention: Attention,
         mlp_norm: RMSNorm,
         mlp: GatedMLP,
@@ -33,7 +34,8 @@ class DecoderBlock(Layer):
         self.mlp_out_norm = mlp_out_norm
 
     def __call__(self, x: Array, ctx: BatchContext) -> Array:
-        update = self.attention(self.attention_norm(x), ctx)
+        attended = x if self.attention_norm is None else self.attention_norm(x)
+        update = self.attention(attended, ctx)
         if self.attention_out_norm is not None:
             update = self.attention_out_norm(update)
         x = add(x, update)

@@ -15,7 +15,8 @@ class Weight:
     names: checkpoint tensors, stacked along axis 0 in this order (fused projections have several).
     shape: after stacking. role: what ops do with it. rows: how many of them each name gives (None:
     equal shares). dtype: None takes the model's; norms are kept in float32. offset: added at load
-    (norms that store weight - 1). Tied weights have the same names and different roles.
+    (norms that store weight - 1). columns: (first, all): it is a part of tensors that have so many
+    columns, those from `first` on. Tied weights have the same names and different roles.
     """
 
     def __init__(
@@ -26,6 +27,7 @@ class Weight:
         rows: tuple[int, ...] | None = None,
         dtype: str | None = None,
         offset: float = 0.0,
+        columns: tuple[int, int] | None = None,
     ) -> None:
         self.names = names
         self.shape = shape
@@ -33,12 +35,14 @@ class Weight:
         self.rows = rows or (shape[0] // len(names),) * len(names)
         self.dtype = dtype
         self.offset = offset
+        self.columns = columns
         self._array: Array | None = None
 
     def parts(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Each checkpoint tensor with the shape it must have."""
+        width = self.shape[1:] if self.columns is None else (self.columns[1],)
         for name, rows in zip(self.names, self.rows, strict=True):
-            yield name, (rows, *self.shape[1:])
+            yield name, (rows, *width)
 
     @property
     def array(self) -> Array:
@@ -55,6 +59,15 @@ class Layer:
     """A part of a model. Its weights are its attributes, those of sub-layers and of lists of
     sub-layers.
     """
+
+    def tensors(self) -> Iterator[list[Weight]]:
+        """The weights grouped by what of the checkpoint they are made of: tied ones are together,
+        all others alone.
+        """
+        groups: dict[object, list[Weight]] = {}
+        for weight in self.weights():
+            groups.setdefault((weight.names, weight.columns), []).append(weight)
+        yield from groups.values()
 
     def weights(self) -> Iterator[Weight]:
         """Every declared weight, in order of declaration."""

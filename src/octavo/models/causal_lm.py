@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from octavo.core.model_spec import ModelSpec
 from octavo.layers.decoder import DecoderBlock
 from octavo.layers.embedding import Embedding
 from octavo.layers.head import Head
-from octavo.layers.layer import Layer, Weight
+from octavo.layers.layer import Layer
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RopeTable
 from octavo.ops import Array, BatchContext
@@ -68,15 +68,6 @@ class CausalLM(Layer):
     def logits(self, hidden: Array, rows: Array) -> Array:
         """hidden (T, D), rows (R,) int64: those wanted -> (R, V), in the model's dtype."""
         return self.head(hidden, rows)
-
-    def tensors(self) -> Iterator[list[Weight]]:
-        """The weights grouped by the checkpoint tensors that they are made of: tied ones are
-        together, all others alone.
-        """
-        groups: dict[tuple[str, ...], list[Weight]] = {}
-        for weight in self.weights():
-            groups.setdefault(weight.names, []).append(weight)
-        yield from groups.values()
 
     @property
     def spec(self) -> ModelSpec:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from octavo.core.errors import ConfigError
+from octavo.core.errors import ConfigError, InvariantError
 from octavo.layers.layer import Weight
 from octavo.models.causal_lm import CausalLM
 from octavo.ops.backend import WeightRequest
@@ -49,31 +49,60 @@ class Checkpoint(Protocol):
     def content_id(self) -> str: ...
 
 
+class Weighted(Protocol):
+    """The part of a `CausalLM`, or of a draft head, that loading needs.
+
+    family: for messages. ignored: patterns (fnmatch) of tensors that may be left unread.
+    """
+
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def ignored(self) -> tuple[str, ...]: ...
+
+    def weights(self) -> Iterator[Weight]: ...
+
+    def tensors(self) -> Iterator[list[Weight]]: ...
+
+
 @dataclass(frozen=True)
 class _Part:
-    """A `StoredArray`: one tensor of the checkpoint."""
+    """A `StoredArray`: one tensor of the checkpoint, or some columns of it."""
 
     checkpoint: Checkpoint
-    name: str
+    tensor: str
+    columns: slice | None
+
+    @property
+    def name(self) -> str:
+        if self.columns is None:
+            return self.tensor
+        return f"{self.tensor}[:, {self.columns.start}:{self.columns.stop}]"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self.checkpoint.tensors[self.name].shape
-        return shape
+        shape: tuple[int, ...] = self.checkpoint.tensors[self.tensor].shape
+        if self.columns is None:
+            return shape
+        return (shape[0], self.columns.stop - self.columns.start)
 
     @property
     def dtype(self) -> str:
-        return str(self.checkpoint.tensors[self.name].dtype)
+        return str(self.checkpoint.tensors[self.tensor].dtype)
 
     def read(self, rows: slice) -> np.ndarray:
-        return self.checkpoint.read(self.name, rows)
+        values = self.checkpoint.read(self.tensor, rows)
+        return values if self.columns is None else values[:, self.columns]
 
     def read_stored(self, rows: slice) -> np.ndarray:
-        return self.checkpoint.read_stored(self.name, rows)
+        if self.columns is not None:
+            raise InvariantError(f"{self.name}: blocks of {self.dtype} can't be cut into columns")
+        return self.checkpoint.read_stored(self.tensor, rows)
 
 
 def plan_weights(
-    model: CausalLM,
+    model: Weighted,
     checkpoint: Checkpoint,
     backend: Backend,
     dtype: str,
@@ -86,7 +115,7 @@ def plan_weights(
     _check(model, model.weights(), checkpoint)
     requests = [
         WeightRequest(
-            tuple(_Part(checkpoint, name) for name in group[0].names),
+            tuple(_Part(checkpoint, name, _columns(group[0])) for name in group[0].names),
             group[0].shape,
             tuple(weight.role for weight in group),
             group[0].dtype,
@@ -100,7 +129,7 @@ def plan_weights(
 
 
 def load_weights(
-    model: CausalLM, plan: WeightPlan, progress: Callable[[int, int], None] | None = None
+    model: Weighted, plan: WeightPlan, progress: Callable[[int, int], None] | None = None
 ) -> None:
     """Give every weight of `model` its arrays. plan: made for this model. progress: called with the
     bytes loaded and the bytes in all.
@@ -120,7 +149,14 @@ def make_rope_tables(model: CausalLM, backend: Backend, num_positions: int) -> N
         rope.array = backend.from_host(rope.compute(num_positions))
 
 
-def _check(model: CausalLM, weights: Iterable[Weight], checkpoint: Checkpoint) -> None:
+def _columns(weight: Weight) -> slice | None:
+    if weight.columns is None:
+        return None
+    first, _ = weight.columns
+    return slice(first, first + weight.shape[1])
+
+
+def _check(model: Weighted, weights: Iterable[Weight], checkpoint: Checkpoint) -> None:
     stored = checkpoint.tensors
     wanted = {name: shape for weight in weights for name, shape in weight.parts()}
     missing = [name for name in wanted if name not in stored]

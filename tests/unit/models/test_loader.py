@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from octavo.core.errors import ConfigError
+from octavo.layers.layer import Layer
+from octavo.layers.linear import Linear
 from octavo.models.causal_lm import CausalLM
 from octavo.models.loader import load_weights, make_rope_tables, plan_weights
 from octavo.models.registry import build_model
@@ -65,6 +67,28 @@ def test_fused_projections_are_stacked_in_order(checkpoint: MemoryCheckpoint) ->
     fused = torch_backend().to_host(model.blocks[1].attention.qkv.weight.array)
     assert np.array_equal(fused, np.concatenate([checkpoint.arrays[n] for n in names]))
     assert fused.shape == (64 + 32 + 32, 64)
+
+
+def test_a_weight_may_be_some_columns_of_wider_tensors(checkpoint: MemoryCheckpoint) -> None:
+    class Halves(Layer):
+        family, ignored = "halves", ("*",)
+
+        def __init__(self) -> None:
+            self.left = Linear({"a": 3, "b": 2}, 4, columns=(0, 10))
+            self.right = Linear({"a": 3, "b": 2}, 6, columns=(4, 10))
+
+    rng = np.random.default_rng(0)
+    for name, rows in (("a", 3), ("b", 2)):
+        checkpoint.arrays[f"{name}.weight"] = rng.normal(size=(rows, 10)).astype(np.float32)
+    halves = Halves()
+    load_weights(halves, plan_weights(halves, checkpoint, torch_backend(), "float32"))
+    whole = np.concatenate([checkpoint.arrays["a.weight"], checkpoint.arrays["b.weight"]])
+    assert np.array_equal(torch_backend().to_host(halves.left.weight.array), whole[:, :4])
+    assert np.array_equal(torch_backend().to_host(halves.right.weight.array), whole[:, 4:])
+
+    checkpoint.arrays["b.weight"] = checkpoint.arrays["b.weight"][:, :6]
+    with pytest.raises(ConfigError, match=r"b.weight is \[2, 6\] instead of \[2, 10\]"):
+        plan_weights(halves, checkpoint, torch_backend(), "float32")
 
 
 def test_norms_stay_in_float32_and_get_their_offset(checkpoint: MemoryCheckpoint) -> None:
