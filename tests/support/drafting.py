@@ -73,7 +73,8 @@ class DraftDrive:
             fill(backend, layer, nothing, nothing)
         self.slots = Slots(MAX_NUM_SEQS, MAX_MODEL_LEN, block_size)
         self.proposer.attach(self.slots, self.kv_layers)
-        self._forward = backend.compile(target.forward)
+        taps = self.proposer.taps
+        self._forward = backend.compile(lambda ctx: target.forward_with_taps(ctx, taps))
         self._logits = backend.compile(target.logits)
         self._free_blocks = list(range(NUM_BLOCKS))
         self._bindings: list[SlotBinding] = []
@@ -148,7 +149,7 @@ class DraftDrive:
             work.append((known + guessed, self.tables[slot], start, count + len(guessed)))
         batch = host_batch(work, self.block_size)
         kv_layers = self.kv_layers[: self._num_target_layers]
-        hidden = self._forward(self.backend.batch_context(batch, kv_layers))
+        hidden, *taps = self._forward(self.backend.batch_context(batch, kv_layers))
         rows = self.backend.from_host(np.arange(len(batch.token_ids)))
         logits = self.backend.to_host(self._logits(hidden, rows))[:, : self.vocab_size]
         best = logits.argmax(1).tolist()
@@ -165,4 +166,4 @@ class DraftDrive:
             if sequence.samples:
                 for token in [*guessed[:num_accepted], best[last]]:
                     self.slots.append_tokens(np.array([sequence.slot]), np.array([token]))
-        self.proposer.observe(ComputedStep(step, batch, hidden, (), kept))
+        self.proposer.observe(ComputedStep(step, batch, hidden, tuple(taps), kept))
