@@ -1,0 +1,395 @@
+"""EAGLE's heads against their formulas, and drafts that don't depend on what happened before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from octavo.core.errors import ConfigError
+from octavo.core.step import DraftRequest
+from octavo.models.causal_lm import CausalLM
+from octavo.ops import Array
+from octavo.ops.backend import Backend
+from octavo.sampling.sampler import DraftedRows, Sampler
+from octavo.speculative import eagle
+from octavo.speculative.eagle import Eagle
+from octavo.speculative.registry import Target, build_proposers
+from octavo.weights import open_checkpoint
+from support.backends import BACKENDS, cpu_backend
+from support.checkpoints import VOCAB_SIZE, make_checkpoint
+from support.draft_heads import (
+    CONFIG,
+    EagleFormula,
+    Tensors,
+    eagle3_tensors,
+    eagle_tensors,
+    save_head,
+)
+from support.drafting import MAX_NUM_SEQS, DraftDrive, MisleadingSampler
+from support.forward import load_model
+from support.oracle import load_oracle
+from support.sampling import bind
+
+RANDOM = np.random.default_rng(4)
+PROMPTS = [RANDOM.integers(3, VOCAB_SIZE, size).tolist() for size in (23, 6, 13)]
+LAYER_IDS = [1, 2, 4]
+HEADS: dict[str, tuple[str, Tensors, dict[str, Any]]] = {
+    "EAGLE": ("eagle", eagle_tensors(), {}),
+    "EAGLE, 150 tokens": ("eagle", eagle_tensors(num_draft_tokens=150), {"draft_vocab_size": 150}),
+    "EAGLE-3": (
+        "eagle3",
+        eagle3_tensors(),
+        {"draft_vocab_size": 200, "eagle_aux_hidden_state_layer_ids": LAYER_IDS},
+    ),
+}
+
+
+class FedSampler:
+    """Drafts what a test says (by position, for all sequences), or what the head finds likeliest:
+    what is fed may be accepted, which nothing else that a random head says ever is.
+    """
+
+    def __init__(self, sampler: MisleadingSampler) -> None:
+        self._sampler = sampler
+        self.fed: dict[int, int] = {}
+
+    def draft(
+        self, logits: Array, slots: np.ndarray, positions: np.ndarray, *, depth: int
+    ) -> DraftedRows:
+        drafted = self._sampler.draft(logits, slots, positions, depth=depth)
+        for row, position in enumerate(positions.tolist()):
+            if position in self.fed:
+                drafted.token_ids[row] = self.fed[position]
+        return drafted
+
+
+class Oracle:
+    """What a fresh sequence's drafts are, by transformers' features and the head's formula."""
+
+    def __init__(self, folder: Path, tensors: Tensors, method: str) -> None:
+        checkpoint = open_checkpoint(str(folder))
+        embedding, head = (
+            checkpoint.read(name) for name in ("model.embed_tokens.weight", "lm_head.weight")
+        )
+        self.formula = EagleFormula(tensors, embedding, head)
+        self._model = load_oracle(folder)
+        self._ids = LAYER_IDS if method == "eagle3" else [-1]
+
+    def features(self, tokens: Sequence[int]) -> np.ndarray:
+        import torch
+
+        with torch.inference_mode():
+            states = self._model(
+                torch.tensor([list(tokens)]), use_cache=False, output_hidden_states=True
+            ).hidden_states
+        return np.concatenate([states[i][0].numpy() for i in self._ids], axis=1)
+
+    def __call__(self, tokens: Sequence[int], count: int) -> list[int]:
+        return self.formula.draft(self.features(tokens[:-1]), tokens, count)
+
+
+class Case(NamedTuple):
+    folder: Path
+    method: str
+    model: CausalLM
+    oracle: Oracle
+    backend: Backend
+    target_folder: Path
+
+    def build(self, sampler: Any) -> Eagle:
+        (proposer,) = build_proposers(
+            [{"method": self.method, "model": str(self.folder)}],
+            target_of(self.model, self.target_folder, self.backend, sampler),
+        )
+        assert isinstance(proposer, Eagle)
+        return proposer
+
+
+def target_of(model: CausalLM, folder: Path, backend: Backend, sampler: Any) -> Target:
+    return Target(
+        model=model,
+        checkpoint=open_checkpoint(str(folder)),
+        backend=backend,
+        sampler=sampler,
+        dtype="float32",
+        quantization=None,
+        vocab_size=VOCAB_SIZE,
+        open_model=open_checkpoint,
+    )
+
+
+@pytest.fixture(scope="module")
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"), num_hidden_layers=5)
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return cpu_backend(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(backend: Backend, target_folder: Path) -> CausalLM:
+    return load_model(target_folder, backend)
+
+
+@pytest.fixture(scope="module", params=HEADS)
+def case(
+    request: pytest.FixtureRequest,
+    backend: Backend,
+    model: CausalLM,
+    target_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Case:
+    method, tensors, config = HEADS[request.param]
+    folder = save_head(tmp_path_factory.mktemp("head"), tensors, CONFIG | config)
+    oracle = Oracle(target_folder, tensors, method)
+    return Case(folder, method, model, oracle, backend, target_folder)
+
+
+class Fed(NamedTuple):
+    drive: DraftDrive
+    sampler: FedSampler
+
+
+@pytest.fixture
+def fed(case: Case) -> Fed:
+    made: list[FedSampler] = []
+
+    def make(sampler: MisleadingSampler) -> Eagle:
+        made.append(FedSampler(sampler))
+        return case.build(made[0])
+
+    drive = DraftDrive(case.model, case.backend, make, vocab_size=VOCAB_SIZE)
+    return Fed(drive, made[0])
+
+
+@pytest.fixture
+def drive(fed: Fed) -> DraftDrive:
+    return fed.drive
+
+
+def start(drive: DraftDrive, prompts: Sequence[Sequence[int]] = PROMPTS, chunk: int = 100) -> None:
+    """Sequences 0, 1, ... with their first token."""
+    for slot, prompt in enumerate(prompts):
+        drive.bind(slot, prompt)
+    left = {slot: len(prompt) for slot, prompt in enumerate(prompts)}
+    while left:
+        work = {slot: min(chunk, count) for slot, count in left.items()}
+        drive.step({}, work=work)
+        left = {slot: n for slot, count in left.items() if (n := count - work[slot])}
+
+
+def check(drive: DraftDrive, oracle: Oracle, lengths: dict[int, int]) -> None:
+    """One step, whose drafts are those of fresh sequences."""
+    expected = {slot: oracle(drive.tokens(slot), n) for slot, n in lengths.items()}
+    found = drive.step(dict(lengths))
+    assert {slot: draft.token_ids.tolist() for slot, draft in found.items()} == expected
+
+
+@pytest.mark.parametrize("chunk", [100, 5])
+def test_drafts_are_those_of_the_formula(drive: DraftDrive, case: Case, chunk: int) -> None:
+    start(drive, chunk=chunk)
+    check(drive, case.oracle, {0: 4, 1: 1, 2: 6})
+    check(drive, case.oracle, {2: 2})
+    check(drive, case.oracle, {1: 3, 0: 5})
+
+
+def test_after_accepted_and_rejected_drafts(fed: Fed, case: Case) -> None:
+    drive = fed.drive
+    start(drive, PROMPTS[:1])
+    for _ in range(4):
+        drive.step({}, work={0: 1})
+    text = drive.tokens(0)
+    places = {int(token): place for place, token in enumerate(case.oracle.formula.token_ids)}
+    other = DraftDrive(case.model, case.backend, fed_with(case, fed.sampler), vocab_size=VOCAB_SIZE)
+    start(other, PROMPTS[:1])
+    fed.sampler.fed = {
+        position: places[token]
+        for position, token in enumerate(text)
+        if token in places and position >= len(PROMPTS[0])
+    }
+    other.step({0: 6})
+    assert 1 < len(other.tokens(0)) - len(PROMPTS[0]) < 8  # some were accepted, not all
+    fed.sampler.fed = {}
+    check(other, case.oracle, {0: 5})
+
+
+def fed_with(case: Case, sampler: FedSampler) -> Callable[[MisleadingSampler], Eagle]:
+    def make(_: MisleadingSampler) -> Eagle:
+        return case.build(sampler)
+
+    return make
+
+
+@pytest.mark.parametrize("is_drafted_for", [True, False])
+def test_a_shared_prefix_is_known(drive: DraftDrive, case: Case, is_drafted_for: bool) -> None:
+    start(drive, PROMPTS[:1])
+    if is_drafted_for:
+        drive.step({0: 3})
+    drive.bind(1, [*PROMPTS[0][:20], 9, 8, 7], table=drive.tables[0][:5], num_computed=20)
+    drive.step({}, work={1: 3})
+    check(drive, case.oracle, {1: 4, 0: 2})
+    check(drive, case.oracle, {0: 2, 1: 1})
+
+
+def test_the_next_turn_finds_what_the_last_one_left(drive: DraftDrive, case: Case) -> None:
+    """The slot is taken by another sequence, whose prefix the first has not been drafted for."""
+    start(drive, PROMPTS[:1])
+    check(drive, case.oracle, {0: 3})
+    for _ in range(3):
+        drive.step({}, work={0: 1})
+    text, table = drive.tokens(0), drive.tables[0]
+    drive.bind(0, [*text[:24], 9, 8, 7], table=table[:6], num_computed=24)
+    drive.step({}, work={0: 3})
+    check(drive, case.oracle, {0: 4})
+
+
+def test_a_fork_inside_a_block_goes_its_own_way(drive: DraftDrive, case: Case) -> None:
+    start(drive, PROMPTS[:1])
+    drive.step({}, work={0: 1})
+    drive.bind(1, PROMPTS[0], table=drive.tables[0][:6], num_computed=22)
+    drive.step({}, work={1: 1, 0: 1})
+    check(drive, case.oracle, {1: 4, 0: 4})
+    check(drive, case.oracle, {0: 2, 1: 2})
+
+
+def test_preempted_and_resumed(drive: DraftDrive, case: Case) -> None:
+    start(drive, PROMPTS[:2])
+    check(drive, case.oracle, {0: 3, 1: 3})
+    text = drive.tokens(0)
+    drive.bind(3, text)
+    drive.step({1: 2}, work={3: len(text)})
+    check(drive, case.oracle, {3: 4, 1: 1})
+
+
+def test_a_block_that_is_used_again_is_forgotten(drive: DraftDrive, case: Case) -> None:
+    start(drive, PROMPTS[:1])
+    drive.step({0: 2})
+    drive.bind(1, PROMPTS[2])
+    drive.tables[1] = list(drive.tables[0])  # all its blocks anew, none of its tokens
+    drive.step({}, work={1: len(PROMPTS[2])})
+    check(drive, case.oracle, {1: 4})
+
+
+def test_much_is_read_at_once(
+    drive: DraftDrive, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eagle, "_MOST_UNREAD", 7)
+    start(drive, chunk=9)
+    for _ in range(9):
+        drive.step({}, work=dict.fromkeys(range(3), 1))
+    check(drive, case.oracle, {0: 4, 1: 4, 2: 4})
+
+
+def test_a_step_reads_so_many_tokens_for_drafts(
+    drive: DraftDrive, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eagle, "_MOST_READ", 20)
+    start(drive)
+    expected = case.oracle(drive.tokens(0), 2)  # 23 to read, more than the room for all
+    found = drive.step({0: 2, 1: 2, 2: 2})
+    assert {slot: draft.token_ids.tolist() for slot, draft in found.items()} == {0: expected}
+    found = drive.step({0: 2, 1: 2, 2: 2})
+    assert sorted(found) == [0, 1]
+    check(drive, case.oracle, {0: 2, 1: 2, 2: 2})
+
+
+def test_without_features_there_is_no_draft(drive: DraftDrive) -> None:
+    """Blocks that were filled before the proposer came, say."""
+    drive.bind(0, PROMPTS[0], table=[0, 1, 2, 3, 4], num_computed=20)
+    drive.step({}, work={0: 3})
+    assert drive.step({0: 3}) == {}
+
+
+@pytest.mark.parametrize("count", range(4))
+def test_it_stops_where_it_is_unsure(drive: DraftDrive, case: Case, count: int) -> None:
+    start(drive, PROMPTS[:1])
+    formula, text = case.oracle.formula, drive.tokens(0)
+    features, drafted = case.oracle.features(text[:-1]), case.oracle(text, 4)
+    logits = [formula.logits_after(features, text, drafted[:depth]) for depth in range(4)]
+    sure = np.cumprod([1 / np.exp(values - values.max()).sum() for values in logits])
+    floor = 1.01 * float(sure[count])  # so that what is `count` tokens deep is below it
+    expected = drafted[: int((sure >= floor).sum())]
+    assert len(expected) <= count
+    found = drive.step({0: DraftRequest(0, 4, floor)})
+    assert [draft.token_ids.tolist() for draft in found.values()] == [expected] * bool(expected)
+
+
+def test_drawn_tokens_come_with_what_they_are_drawn_from(case: Case) -> None:
+    sampler = Sampler(case.backend, max_num_seqs=MAX_NUM_SEQS, vocab_size=VOCAB_SIZE)
+    drive = DraftDrive(
+        case.model, case.backend, lambda _: case.build(sampler), vocab_size=VOCAB_SIZE
+    )
+    start(drive, PROMPTS[:1])
+    sampler.bind(bind(0, prompt=tuple(PROMPTS[0]), temperature=0.7))
+    text = drive.tokens(0)
+    draft = drive.step({0: 3})[0]
+    assert draft.probabilities is not None
+    features, drafted = case.oracle.features(text[:-1]), draft.token_ids.tolist()
+    for depth, probabilities in enumerate(draft.probabilities):
+        logits = case.oracle.formula.logits_after(features, text, drafted[:depth]) / 0.7
+        expected = np.zeros(VOCAB_SIZE)
+        weights = np.exp(logits - logits.max())
+        expected[case.oracle.formula.token_ids] = weights / weights.sum()
+        np.testing.assert_allclose(probabilities, expected, atol=2e-4)
+        assert probabilities[drafted[depth]] > 0
+
+
+EAGLE, EAGLE3 = HEADS["EAGLE"][1], HEADS["EAGLE-3"][1]
+NARROW = EAGLE["layers.0.self_attn.k_proj.weight"]
+
+
+@pytest.mark.parametrize(
+    ("method", "tensors", "config", "message"),
+    [
+        ("eagle3", EAGLE, {}, "is no EAGLE-3 head; use method eagle"),
+        ("eagle", EAGLE3, {}, "is an EAGLE-3 head; use method eagle3"),
+        ("eagle", EAGLE | {"fc.weight": None}, {}, "missing: fc.weight"),
+        ("eagle", EAGLE | {"layers.0.mlp.up_proj.weight": None}, {}, "missing: layers.0.mlp.up_pr"),
+        ("eagle3", EAGLE3 | {"midlayer.hidden_norm.weight": None}, {}, "is no EAGLE-3 head"),
+        ("eagle3", EAGLE3 | {"norm.weight": None}, {}, "missing: norm.weight"),
+        ("eagle", EAGLE | {"extra.weight": EAGLE["fc.bias"]}, {}, "unexpected: extra.weight"),
+        (
+            "eagle3",
+            EAGLE3
+            | {"midlayer.self_attn.k_proj.weight": EAGLE["layers.0.self_attn.k_proj.weight"]},
+            {},
+            r"self_attn.k_proj.weight is \[32, 64\] instead of \[32, 128\]",
+        ),
+        ("eagle", EAGLE, {"hidden_size": 48}, "the target's hidden size, 64"),
+        ("eagle", EAGLE, {"draft_vocab_size": 99}, "draft_vocab_size 99"),
+        ("eagle3", EAGLE3, {"num_hidden_layers": 2}, "num_hidden_layers must be 1"),
+        ("eagle3", EAGLE3, {"eagle_aux_hidden_state_layer_ids": [2, 6]}, "must name layers from 1"),
+    ],
+)
+def test_heads_of_another_kind_or_model_are_refused(
+    tmp_path: Path,
+    model: CausalLM,
+    target_folder: Path,
+    backend: Backend,
+    method: str,
+    tensors: dict[str, np.ndarray | None],
+    config: dict[str, Any],
+    message: str,
+) -> None:
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    folder = save_head(tmp_path, kept, CONFIG | config)
+    target = target_of(model, target_folder, backend, None)
+    with pytest.raises(ConfigError, match=message):
+        build_proposers([{"method": method, "model": str(folder)}], target)
+
+
+def test_eagle3_sees_early_middle_and_late_layers(
+    tmp_path: Path, model: CausalLM, target_folder: Path, backend: Backend
+) -> None:
+    """Where the config doesn't say: the inputs of 2, n / 2 and n - 3 of the target's 5 layers."""
+    folder = save_head(tmp_path, EAGLE3, CONFIG | {"draft_vocab_size": 200})
+    target = target_of(model, target_folder, backend, None)
+    (proposer,) = build_proposers([{"method": "eagle3", "model": str(folder)}], target)
+    assert proposer.taps == (1, 1, 1)
+    assert [*proposer.kv_heads] == [(2, 16)]
