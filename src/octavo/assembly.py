@@ -274,9 +274,7 @@ def _drafting(config: Config, speculation: Proposers, runner: ModelRunner, budge
         return FixedDrafts(settings.max_length)
     counts = [count for count in _CALIBRATED_ROWS if count <= budget]
     return AdaptiveDrafts(
-        num_methods=speculation.num_methods,
-        max_length=settings.max_length,
-        seconds_by_rows=runner.seconds_by_rows(counts),
+        max_lengths=settings.max_lengths, seconds_by_rows=runner.seconds_by_rows(counts)
     )
 
 

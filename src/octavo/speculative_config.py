@@ -18,14 +18,18 @@ _EXAMPLE = 'write ngram, ngram:4, suffix+eagle, or JSON as {"method": "ngram"}'
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """methods: each one's settings as given, with its "method"; none guesses nothing. max_length:
-    tokens that are guessed at a time, at most. is_adaptive: how many is decided for each step;
-    else it is always max_length.
+    """methods: each one's settings as given, with its "method"; none guesses nothing. max_lengths:
+    tokens that each one guesses at a time, at most. is_adaptive: how many is decided for each step;
+    else it is always as many.
     """
 
     methods: tuple[Mapping[str, Any], ...]
-    max_length: int = DEFAULT_LENGTH
+    max_lengths: tuple[int, ...] = ()
     is_adaptive: bool = True
+
+    @property
+    def max_length(self) -> int:
+        return max(self.max_lengths, default=0)
 
 
 def parse_speculative_config(value: Any) -> list[dict[str, Any]]:
@@ -74,7 +78,7 @@ def speculative_config(methods: Sequence[Mapping[str, Any]]) -> SpeculativeConfi
             '--speculative-config: "adaptive": false takes one method, since nothing chooses among '
             f"several; there are {len(named)}"
         )
-    return SpeculativeConfig(named, max(lengths), all(adaptive))
+    return SpeculativeConfig(named, tuple(lengths), all(adaptive))
 
 
 def _short(text: str) -> dict[str, Any]:

@@ -111,7 +111,8 @@ class SequenceOutput(NamedTuple):
     the last one is never a draft). num_drafts: guessed tokens that were verified. logprobs: one per
     token id where the request asked. prompt_logprobs: for the prompt tokens that this chunk's
     logits predict, i.e. tokens start + 1 to start + num_tokens inside the prompt. error: this
-    sequence alone failed. is_refusal: because of what its request asked for.
+    sequence alone failed. is_refusal: because of what its request asked for. accepted: places in
+    the draft of the guesses that were accepted; None if they are its first ones.
     """
 
     slot: int
@@ -121,13 +122,15 @@ class SequenceOutput(NamedTuple):
     error: str | None = None
     is_refusal: bool = False
     num_drafts: int = 0
+    accepted: tuple[int, ...] | None = None
 
 
 class StepOutput(NamedTuple):
     """The executor's answer to one step; `sequences` is in the step's order.
 
     seconds: that the step took, without drafting; 0 if they weren't measured. draft_seconds: that
-    each of the configured proposers took.
+    each of the configured proposers took, be it to guess or to take note of the step; empty if they
+    weren't measured.
     """
 
     step_id: int
@@ -168,6 +171,24 @@ class TokenDelta(NamedTuple):
     times: RequestTimes | None = None
     error: str | None = None
     is_refusal: bool = False
+
+
+class DraftTotals(NamedTuple):
+    """What became of all drafts by one method; the numbers only grow.
+
+    num_drafts: that had tokens. num_draft_tokens: that were verified, and num_accepted_tokens of
+    them. num_accepted_per_position: drafts of which at least 1, 2, ... tokens were accepted.
+    seconds_saved: what decoding the accepted tokens one by one would have taken, less what
+    verifying them took. seconds_wasted: by guessing, and by verifying rejected tokens. So their
+    difference is what speculation has gained.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_per_position: tuple[int, ...] = ()
+    seconds_saved: float = 0.0
+    seconds_wasted: float = 0.0
 
 
 class EngineStats(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import TokenLogprobs
 from octavo.kvcache.prefix_index import BlockKey, block_key, root_key
+from octavo.scheduler.draft_history import SequenceDrafts
 
 
 class Sequence:
@@ -18,11 +19,13 @@ class Sequence:
     block_table, slot: held while running; of the table, the runner knows the first num_sent_blocks,
     the prefix index the first num_registered_blocks.
     fork_source: the sequence whose prompt blocks it may share.
+    drafts: what became of tokens that were guessed for it; None before any were.
     """
 
     __slots__ = (
         "block_keys",
         "block_table",
+        "drafts",
         "finish_reason",
         "first_scheduled_time",
         "first_token_time",
@@ -69,6 +72,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
+        self.drafts: SequenceDrafts | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if index == 0 and request.sampling.prompt_logprobs is not None else None
         )

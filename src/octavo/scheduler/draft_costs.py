@@ -1,0 +1,157 @@
+"""What a step and its drafts cost in seconds, learned from what they took."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable
+
+# Numbers of rows whose seconds are kept (1, 2, 3, 4, 6, 8, 12, 16, ...); between them are lines.
+_KNOTS = (1, *(rows << power for power in range(14) for rows in (2, 3)))
+
+# A step moves all of the table by this share of its error, and its own place by that one. Context
+# lengths and other load change all steps alike, and often; the curve's shape hardly changes.
+_COMMON_GAIN = 0.25
+_LOCAL_GAIN = 0.05
+# An error counts for no more than this (a logarithm): steps that were interrupted take many times
+# as long, and say nothing.
+_MAX_ERROR = 0.1
+
+_DRAFT_GAIN = 0.2
+# An error counts for no more than this many times what was expected: one outlier is soon forgotten.
+_MAX_DRAFT_ERROR = 4.0
+
+
+class StepSeconds:
+    """T(n), the seconds of a step that computes n rows: rising, a line between neighbours of a
+    fixed set of n.
+
+    calibration: (rows, seconds) of at least one step that was measured. Of several with the same
+    rows the fastest counts: whatever disturbs a measurement makes it slower.
+    """
+
+    def __init__(self, calibration: Iterable[tuple[int, float]]) -> None:
+        fastest: dict[int, float] = {}
+        for rows, seconds in calibration:
+            fastest[rows] = min(seconds, fastest.get(rows, math.inf))
+        rows_measured = sorted(fastest)
+        rising: list[float] = []
+        for rows in reversed(rows_measured):  # more rows can't be faster: then fewer were disturbed
+            rising.append(min(fastest[rows], rising[-1] if rising else math.inf))
+        rising.reverse()
+        self._scale = 1.0
+        self._seconds = [_interpolate(rows_measured, rising, knot) for knot in _KNOTS]
+
+    def at(self, rows: int) -> float:
+        return self.ahead(rows, 0)[0]
+
+    def ahead(self, rows: int, count: int) -> list[float]:
+        """T(rows), T(rows + 1), ... T(rows + count); rows is at least 1."""
+        seconds: list[float] = []
+        place = _place(rows)
+        while True:
+            start, end = _KNOTS[place], _KNOTS[place + 1]
+            first = self._scale * self._seconds[place]
+            slope = (self._scale * self._seconds[place + 1] - first) / (end - start)
+            stop = rows + count + 1
+            if end < stop and place + 2 < len(_KNOTS):
+                stop = end
+            begin = rows + len(seconds) - start
+            seconds += [first + slope * offset for offset in range(begin, stop - start)]
+            if len(seconds) > count:
+                return seconds
+            place += 1
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A step of so many rows took so long."""
+        error = math.log(seconds / self.at(rows))
+        error = max(-_MAX_ERROR, min(_MAX_ERROR, error))
+        self._scale *= math.exp(_COMMON_GAIN * error)
+        table, place = self._seconds, _place(rows)
+        share = min(1.0, (rows - _KNOTS[place]) / (_KNOTS[place + 1] - _KNOTS[place]))
+        table[place] *= math.exp(_LOCAL_GAIN * (1 - share) * error)
+        table[place + 1] *= math.exp(_LOCAL_GAIN * share * error)
+        # It stays rising, and what was just measured is right.
+        nearest = place + (share >= 0.5)
+        index = nearest + 1
+        while index < len(table) and table[index] < table[index - 1]:
+            table[index] = table[index - 1]
+            index += 1
+        index = nearest - 1
+        while index >= 0 and table[index] > table[index + 1]:
+            table[index] = table[index + 1]
+            index -= 1
+
+
+class DraftSeconds:
+    """What one method takes in a step: so much for each token that the step computes, which it
+    takes note of; and, to guess, so much a sequence, so much a token of the longest draft (one
+    after another, for all sequences at once), and so much a token.
+
+    Nothing is assumed before it was measured. Learned by normalized least mean squares: it settles
+    where what happens is always alike, too, which least squares don't without more care.
+    """
+
+    __slots__ = (
+        "_guessing_count",
+        "_noting_count",
+        "_per_computed",
+        "per_depth",
+        "per_sequence",
+        "per_token",
+    )
+
+    def __init__(self) -> None:
+        self._per_computed = self.per_sequence = self.per_depth = self.per_token = 0.0
+        self._noting_count = self._guessing_count = 0
+
+    def of_guessing(self, num_sequences: int, depth: float, num_tokens: float) -> float:
+        return (
+            self.per_sequence * num_sequences + self.per_depth * depth + self.per_token * num_tokens
+        )
+
+    def observe(self, num_computed: int, lengths: list[int], seconds: float) -> None:
+        """In a step of so many tokens the method was asked for drafts, which have these lengths."""
+        noting = self._per_computed * num_computed
+        if not lengths:
+            self._noting_count += 1
+            error = _bounded_error(seconds, noting, self._noting_count)
+            self._per_computed += error / num_computed
+            return
+        num_sequences, depth, num_tokens = len(lengths), max(lengths), sum(lengths)
+        self._guessing_count += 1
+        error = _bounded_error(
+            seconds - noting,
+            self.of_guessing(num_sequences, depth, num_tokens),
+            self._guessing_count,
+        )
+        error /= num_sequences**2 + depth**2 + num_tokens**2
+        self.per_sequence = max(0.0, self.per_sequence + error * num_sequences)
+        self.per_depth = max(0.0, self.per_depth + error * depth)
+        self.per_token = max(0.0, self.per_token + error * num_tokens)
+
+
+def _bounded_error(measured: float, expected: float, count: int) -> float:
+    """How far the estimate moves with the count-th measurement: a mean at first."""
+    error = measured - expected
+    if count > 1 and expected > 0:
+        error = min(error, _MAX_DRAFT_ERROR * expected)
+    return max(_DRAFT_GAIN, 1 / count) * error
+
+
+def _place(rows: int) -> int:
+    """Index of the last knot at or below `rows` that has another one behind it."""
+    return min(bisect_right(_KNOTS, rows), len(_KNOTS) - 1) - 1
+
+
+def _interpolate(rows: list[int], seconds: list[float], at: int) -> float:
+    """Lines between what was measured, level before it; after it, on as steep as it was."""
+    if at <= rows[0]:
+        return seconds[0]
+    if at >= rows[-1]:
+        run = rows[-1] - rows[0]
+        slope = (seconds[-1] - seconds[0]) / run if run else 0.0
+        return seconds[-1] + slope * (at - rows[-1])
+    after = bisect_right(rows, at)
+    share = (at - rows[after - 1]) / (rows[after] - rows[after - 1])
+    return seconds[after - 1] + share * (seconds[after] - seconds[after - 1])
