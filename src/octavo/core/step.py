@@ -148,6 +148,14 @@ class RequestTimes(NamedTuple):
     finished: float
 
 
+class DraftCounts(NamedTuple):
+    """What became of the drafts of one sequence; see DraftTotals."""
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
 class TokenDelta(NamedTuple):
     """New tokens of one sequence of a request. Each accepted sequence gets exactly one delta with a
     finish_reason.
@@ -156,7 +164,8 @@ class TokenDelta(NamedTuple):
     of the request's.
     num_cached_tokens: prompt tokens taken from the prefix cache. prompt_logprobs: on the first
     delta; one entry per prompt token, the first None. num_preemptions, times: on the final delta.
-    error: why it failed. is_refusal: because of what the request asked for.
+    drafts: there too, if tokens were guessed. error: why it failed. is_refusal: because of what the
+    request asked for.
     """
 
     request_id: str
@@ -171,6 +180,7 @@ class TokenDelta(NamedTuple):
     times: RequestTimes | None = None
     error: str | None = None
     is_refusal: bool = False
+    drafts: DraftCounts | None = None
 
 
 class DraftTotals(NamedTuple):
@@ -203,6 +213,8 @@ class EngineStats(NamedTuple):
     taken_slots is the slot efficiency. kv_tokens: tokens whose keys and values are kept in blocks
     in use, and kv_capacity: tokens that these blocks have places for, shared blocks counted once;
     1 - kv_tokens / kv_capacity is the KV memory that is reserved and not used.
+
+    drafts: of each configured way of guessing.
     """
 
     num_running: int = 0
@@ -221,3 +233,4 @@ class EngineStats(NamedTuple):
     total_taken_slots: int = 0
     total_kv_tokens: int = 0
     total_kv_capacity: int = 0
+    drafts: tuple[DraftTotals, ...] = ()

@@ -208,7 +208,9 @@ class ModelRunner:
             self._sampler.observe(slot, one.token_ids)
             of_tokens = tuple(logprobs[r] for r in one.rows) if row in logprobs else None
             num_drafts = int(shape.counts[index]) - 1 if index in verified else 0
-            outputs[index] = SequenceOutput(slot, one.token_ids, of_tokens, num_drafts=num_drafts)
+            outputs[index] = SequenceOutput(
+                slot, one.token_ids, of_tokens, num_drafts=num_drafts, accepted=one.accepted
+            )
 
     def _with_prompt_logprobs(
         self, output: SequenceOutput, hidden: Array, batch: StepBatch, index: int

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from octavo.core.step import DraftCounts
+
 # What is assumed of a method before it was tried, and for how many drafts that counts. Optimism,
 # since only what is tried can be known: each token is accepted so often if the one before was.
 _RATIO = 0.7
@@ -139,3 +141,6 @@ class SequenceDrafts:
         self.num_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
+
+    def counts(self) -> DraftCounts:
+        return DraftCounts(self.num_drafts, self.num_draft_tokens, self.num_accepted_tokens)

@@ -152,7 +152,8 @@ class Scheduler:
     def stats(self) -> EngineStats:
         num_waiting = len(self._waiting) + sum(map(len, self._forks.values()))
         pool = self._pool
-        return self._totals.stats(len(self._running), num_waiting, pool.usage, pool.num_held)
+        stats = self._totals.stats(len(self._running), num_waiting, pool.usage, pool.num_held)
+        return stats if self._drafting is None else stats._replace(drafts=self._drafting.totals())
 
     # --- a step: schedule ---------------------------------------------------------------------
 
@@ -407,6 +408,7 @@ class Scheduler:
             num_preemptions=sequence.num_preemptions,
             times=times,
             error=error,
+            drafts=None if sequence.drafts is None else sequence.drafts.counts(),
         )
 
     # --- small parts --------------------------------------------------------------------------
