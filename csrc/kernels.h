@@ -36,12 +36,11 @@ struct Batch {
   int64_t table_stride;
   const int32_t* parents;         // (T,), or null: all sequences are chains
 
-  // Cached tokens of sequence s before the one of row 0, were it the sequence's own: row t's key and
-  // value are those of cached token offset(s) + t.
+  // Row t of sequence s is cached token offset(s) + t of the sequence.
   int64_t offset(int64_t s) const { return context_lens[s] - query_starts[s + 1]; }
-  // Where row t of sequence s stands in the text.
+  // Where it stands in the text.
   int64_t position(int64_t s, int64_t t) const {
-    return parents != nullptr ? positions[t] : offset(s) + t;
+    return parents == nullptr ? offset(s) + t : positions[t];
   }
 };
 

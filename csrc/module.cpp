@@ -178,8 +178,8 @@ struct RegionTimes {
 
 nb::object run_tape(
     Tape& tape, int64_t tokens, int64_t rows, const nb::list& arrays,
-    const std::optional<
-        std::tuple<Longs, Longs, Longs, Ints, Ints, IntRows, std::optional<Ints>>>& given,
+    const std::optional<std::tuple<Longs, Longs, Longs, Ints, Ints, IntRows, std::optional<Ints>>>&
+        given,
     bool timed) {
   const std::vector<InputRows> inputs = inputs_of(arrays);
   Batch batch{};

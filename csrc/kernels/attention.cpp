@@ -484,8 +484,8 @@ class Unit {
         copied = i;
       }
       const int64_t own = offset + t;
-      copy_token(cache_, cached_group(cache_, table_[own / size], unit_.kv_head,
-                                      own % size / kLanes),
+      copy_token(cache_,
+                 cached_group(cache_, table_[own / size], unit_.kv_head, own % size / kLanes),
                  own % size % kLanes, copy, token % size % kLanes);
     }
   }

@@ -410,10 +410,10 @@ void add_attention(const Machine& machine, const Results& results) {
       const Ref q = attending.input(Symbol::tokens, columns);
       const Ref y = attending.attention(q, cache, shape.heads, 0.2f, shape.window, shape.softcap);
       attending.finish({{y, columns}});
-      batch = {tokens,      static_cast<int64_t>(lens.size()),
-               nullptr,     nullptr,
-               nullptr,     starts.data(),
-               lens.data(), tables.data(),
+      batch = {tokens,       static_cast<int64_t>(lens.size()),
+               nullptr,      nullptr,
+               nullptr,      starts.data(),
+               lens.data(),  tables.data(),
                table_stride, nullptr};
       const auto attend = [&](const char* name) {
         results.add(name_of(name, format_name, shape.name),
