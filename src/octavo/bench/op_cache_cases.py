@@ -26,6 +26,8 @@ KV_FORMATS = ("float32", "bfloat16", "int8", "fp8")
 BLOCK_SIZE = 16
 _LEAST_PREFILL = 16
 """Rows from which a prompt is measured, too."""
+_LEAST_TREE, _MOST_TREE = 4, 64
+"""Rows of trees of drafts."""
 
 _MOST_LAYERS = 2048
 
@@ -72,6 +74,24 @@ def attention_cases(model: CausalLM, rows: Sequence[int], context: int) -> Itera
                             _record_attention, spec, kv_format, [count], count
                         ),
                     )
+            for count in rows:
+                if _LEAST_TREE <= count <= min(_MOST_TREE, context):
+                    places = context - count + np.log2(np.arange(1, count + 1)).astype(int)
+                    pairs = int(np.minimum(places + 1, spec.window or context).sum())
+                    yield OpCase(
+                        op="paged_attention",
+                        shape=shape,
+                        detail=f"tree at {context}",
+                        format=name,
+                        rows=count,
+                        num_bytes=min(context, count + seen) * token_bytes,
+                        is_from_memory=True,
+                        operations=work * pairs,
+                        arithmetic="float",
+                        record=functools.partial(
+                            _record_attention, spec, kv_format, [count], context, is_tree=True
+                        ),
+                    )
 
 
 def _record_attention(
@@ -81,15 +101,19 @@ def _record_attention(
     context: int,
     backend: NativeBackend,
     least: float,
+    *,
+    is_tree: bool = False,
 ) -> Timer:
     """queries: tokens of each sequence, the last of its `context` tokens. A prompt's own keys and
-    values are in caches, since a step writes them just before; those of others are not.
+    values are in caches, since a step writes them just before; those of others are not. is_tree:
+    two tokens follow each, in the order of their depth; of one sequence only.
     """
     blocks = -(-context // BLOCK_SIZE)
     num_blocks = blocks * len(queries)
     heads = (spec.num_kv_heads, spec.head_dim)
     layer_bytes = num_blocks * backend.kv_block_bytes(BLOCK_SIZE, [heads], kv_format)
-    wanted = 1 if len(queries) == 1 and queries[0] > 1 else -(-uncached_bytes() // layer_bytes)
+    is_prompt = list(queries) == [context] and context > 1
+    wanted = 1 if is_prompt else -(-uncached_bytes() // layer_bytes)
     layers = _filled_layers(backend, heads, kv_format, num_blocks, min(wanted, _MOST_LAYERS))
     repeats = repeats_within(least, max(len(layers), MOST_REPEATS))
     starts = np.zeros(len(queries) + 1, np.int32)
@@ -104,6 +128,12 @@ def _record_attention(
         context_lens=np.full(len(queries), context, np.int32),
         block_tables=tables,
     )
+    if is_tree:
+        row = np.arange(len(positions))
+        depth = np.log2(row + 1).astype(np.int64)
+        host = host._replace(
+            positions=positions[0] + depth, parents=((row - 1) // 2).astype(np.int32)
+        )
     q = random_rows(len(positions), spec.num_heads * spec.head_dim)
     q = q.reshape(-1, spec.num_heads, spec.head_dim)
 

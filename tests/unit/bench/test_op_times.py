@@ -39,7 +39,8 @@ def test_cases_have_the_models_shapes(model: CausalLM) -> None:
     assert num_linear == 5 * len(WEIGHT_FORMATS) * 2
     attention = [case for case in cases if case.op == "paged_attention"]
     assert {case.shape for case in attention} == {"4/2x16"}
-    assert len(attention) == len(KV_FORMATS) * 3  # decode for 1 and 16 rows, prefill of 16
+    # Decode for 1 and 16 rows, a prefill and a tree of 16.
+    assert len(attention) == len(KV_FORMATS) * 4
 
 
 def test_every_op_has_a_case_or_is_a_view(model: CausalLM) -> None:
@@ -62,6 +63,10 @@ def test_bytes_and_operations_of_a_case(model: CausalLM) -> None:
     assert decode.operations == 16 * 40 * 4 * 4 * 16
     prefill = only(cases, op="paged_attention", detail="prefill", format="float32")
     assert prefill.operations == 4 * 4 * 16 * (16 * 17 // 2)
+    tree = only(cases, op="paged_attention", detail="tree at 40", format="bfloat16", rows=16)
+    assert tree.num_bytes == 40 * 2 * 2 * 16 * 2
+    seen = [24 + 1] + 2 * [24 + 2] + 4 * [24 + 3] + 8 * [24 + 4] + [24 + 5]
+    assert tree.operations == 4 * 4 * 16 * sum(seen)
     for detail in ("decode", "prefill"):
         written = only(cases, op="write_kv", detail=detail, format="int8", rows=16)
         assert written.num_bytes == 16 * 2 * 2 * (16 + 4)  # a float32 scale for each head
