@@ -1,4 +1,4 @@
-"""What sampling parameters make of logits, and whether tokens come as often as that says."""
+"""What logits and sampling parameters say, and whether tokens come as often as that."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import numpy as np
 def softmax(logits: np.ndarray) -> np.ndarray:
     weights = np.exp(logits - logits.max())
     return weights / weights.sum()
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted: np.ndarray = logits - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
 
 
 def _kept(probabilities: np.ndarray, keep: np.ndarray) -> np.ndarray:

@@ -128,6 +128,7 @@ def sampling_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
     cases: list[tuple[str, str, Callable[[NativeArray], Call], float]] = [
         ("sample", "greedy", functools.partial(_sample, 0.0), 4 * size),
         ("sample", "top_p 0.95", functools.partial(_sample, 1.0), 4 * size),
+        ("probabilities", "top_p 0.95", _probabilities, 8 * size),
         ("log_probabilities", "top 5", _log_probabilities, 4 * size),
         ("non_finite_rows", "", _non_finite_rows, 4 * size),
         # An entry is a row, a token and a count; its logit is read and written.
@@ -152,13 +153,22 @@ def sampling_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
 
 def _sample(temperature: float, logits: NativeArray) -> Call:
     count = logits.shape[0]
-    return lambda: ops.sample(
-        logits,
+    return lambda: ops.sample(logits, *_settings(temperature, count), np.full(count, 0.5))
+
+
+def _probabilities(logits: NativeArray) -> Call:
+    return lambda: ops.probabilities(logits, *_settings(1.0, logits.shape[0]))
+
+
+def _settings(
+    temperature: float, count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Temperature, top_k, top_p and min_p of so many rows."""
+    return (
         np.full(count, temperature, np.float32),
         np.zeros(count, np.int64),
         np.full(count, 0.95, np.float32),
         np.zeros(count, np.float32),
-        np.full(count, 0.5),
     )
 
 

@@ -154,6 +154,36 @@ def test_nothing_to_edit_merges_to_nothing() -> None:
     assert merge_edits([(0, edits)], 1) is None
 
 
+def test_edits_after_guesses_are_those_of_the_same_output_and_leave_no_trace() -> None:
+    params: dict[str, Any] = {
+        "output": (6, 9),
+        "repetition_penalty": 1.5,
+        "min_tokens": 4,
+        "bad_words": ((9, 8, 11), (8, 12), (6, 9, 13)),
+    }
+    edits = edits_of(**params)
+    before = penalties(edits), edits.biases()
+    for path in ((), (8,), (9, 8), (7, 7, 5), (9, 9, 6, 9)):
+        observed = edits_of(**params)
+        for token in path:
+            observed.observe(token)
+        found = edits.penalties(path)
+        assert found is not None
+        assert dict(zip(*(part.tolist() for part in found), strict=True)) == penalties(observed)
+        assert edits.biases(path) == observed.biases()
+    assert (penalties(edits), edits.biases()) == before
+
+
+def test_merged_edits_of_one_sequence_after_different_guesses() -> None:
+    edits = edits_of(presence_penalty=0.5, bad_words=((7, 9),))
+    merged = merge_edits([(0, edits), (1, edits), (2, edits)], 3, paths=[(), (7,), (7, 8)])
+    assert merged is not None
+    assert merged.penalty_rows.tolist() == [1, 2, 2]
+    assert merged.penalty_tokens.tolist() == [7, 7, 8]
+    assert merged.penalty_counts.tolist() == [1, 1, 1]
+    assert (merged.bias_rows.tolist(), merged.bias_tokens.tolist()) == ([1], [9])
+
+
 def test_extreme_repetition_penalties_stay_finite() -> None:
     for penalty in (1000.0, 0.001):
         merged = merge_edits([(0, edits_of(repetition_penalty=penalty))], 1)

@@ -12,6 +12,7 @@ import pytest
 from octavo.ops.backend import Backend
 from octavo.sampling.sampler import Sampler
 from support.backends import BACKENDS, cpu_backend, torch_backend
+from support.distributions import log_softmax
 from support.sampling import TableModel, bind, sample_once
 from support.stored_arrays import load_weight
 
@@ -166,11 +167,6 @@ def test_a_request_that_forbids_everything_ends_alone(backend: Backend) -> None:
     assert sampled.errors[1].startswith("no token is possible at position 1: allowed_token_ids")
     assert sampled.refused == {1}
     assert sampled.token_ids[0] == BEST
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max()
-    return shifted - np.log(np.exp(shifted).sum())
 
 
 def test_logprobs_are_of_the_unmodified_distribution(backend: Backend) -> None:
