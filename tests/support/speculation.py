@@ -16,9 +16,9 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import SlotBinding
 from octavo.ops.backend import Backend
 from octavo.runner.slots import Slots
-from octavo.runner.speculation import Draft
+from octavo.runner.speculation import Draft, Verified
 from octavo.sampling.sampler import DrawnRows, SampledRows, Sampler
-from octavo.speculative.verify import Verified, verify
+from octavo.speculative.verify import verify
 from support.distributions import check_counts, expected_distribution
 
 Propose = Callable[[Slots, Sampler, np.ndarray], Sequence[Draft | None]]

@@ -29,10 +29,10 @@ class Draft(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What a draft came to. Either there are tokens, or an error.
+    """What a draft came to: tokens or an error.
 
-    token_ids: new tokens of the sequence; the first len(accepted) are guesses. accepted: these
-    guesses' indices in the draft, along the path. rows: each token's row among the sampled ones.
+    token_ids: new tokens of the sequence: accepted guesses, and one more. accepted: indices of the
+    guesses in the draft, along the path. rows: each token's row among the sampled ones.
     error: sampling failed right after the last known token. is_refusal: because of what the request
     asked for.
     """

@@ -18,8 +18,8 @@ def verify(draft: Draft, sampled: SampledRows, first_row: int) -> Verified:
     """Walk down a draft of K guesses whose rows are first_row (the last known token's) and
     first_row + 1 + i (guess i's).
 
-    Where sampling failed further down, the walk stops without another token: the next step comes
-    there again, with no guess in between, and fails or not.
+    A guess whose own row failed counts as a token that nobody guessed: it is the last one, and the
+    next step comes to the failure, if there still is one, with no guesses in between.
     """
     if first_row in sampled.errors:
         return Verified(
@@ -31,12 +31,13 @@ def verify(draft: Draft, sampled: SampledRows, first_row: int) -> Verified:
     token_ids: list[int] = []
     accepted: list[int] = []
     rows: list[int] = []
-    guess: int | None = -1
-    while guess is not None and (row := first_row + 1 + guess) not in sampled.errors:
+    guess, row = -1, first_row
+    while True:
         token = int(sampled.token_ids[row])
         token_ids.append(token)
         rows.append(row)
-        guess = index_of.get((guess, token))
-        if guess is not None:
-            accepted.append(guess)
-    return Verified(tuple(token_ids), tuple(accepted), tuple(rows))
+        guess = index_of.get((guess, token), -1)
+        row = first_row + 1 + guess
+        if guess < 0 or row in sampled.errors:
+            return Verified(tuple(token_ids), tuple(accepted), tuple(rows))
+        accepted.append(guess)

@@ -14,11 +14,11 @@ import pytest
 from octavo.core.sampling_params import SamplingParams
 from octavo.ops.backend import Backend
 from octavo.runner.slots import Slots
-from octavo.runner.speculation import Draft
+from octavo.runner.speculation import Draft, Verified
 from octavo.sampling import sampler as sampler_module
 from octavo.sampling.rejection import draw
 from octavo.sampling.sampler import SampledRows, Sampler
-from octavo.speculative.verify import Verified, verify
+from octavo.speculative.verify import verify
 from support.backends import cpu_backend
 from support.speculation import check_tokens, generate
 

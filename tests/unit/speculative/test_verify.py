@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.runner.speculation import Draft
+from octavo.runner.speculation import Draft, Verified
 from octavo.sampling.sampler import SampledRows
-from octavo.speculative.verify import Verified, verify
+from octavo.speculative.verify import verify
 
 OTHER_ROWS = 2
 """Of other sequences, before the draft's."""
@@ -60,8 +60,12 @@ def test_an_error_after_the_last_known_token_is_the_sequences() -> None:
     assert found == ((), (), (), "row 0 failed", True)
 
 
-def test_an_error_behind_guesses_only_ends_the_walk() -> None:
+def test_a_guess_whose_own_row_failed_is_the_last_token_and_not_an_accepted_guess() -> None:
     found = verified([5, 6], sampled(5, 6, 0, broken=(2,)))
-    assert found == ((5, 6), (0, 1), (0, 1), None, False)
+    assert found == ((5, 6), (0,), (0, 1), None, False)
+    assert verified([5, 6], sampled(5, 0, 0, broken=(1, 2))) == ((5,), (), (0,), None, False)
+
+
+def test_an_error_off_the_path_does_not_matter() -> None:
     assert verified([5, 6], sampled(9, 0, 0, broken=(1, 2))).token_ids == (9,)
     assert verified([5, 6], sampled(5, 9, 0, refused=(2,))).token_ids == (5, 9)
