@@ -1,4 +1,10 @@
-"""What became of drafts: of all by one method, and of one sequence's."""
+"""What became of drafts: of all by one method, and of one sequence's.
+
+A draft of at most n tokens is asked for; it has some, perhaps none; some of these are accepted. So
+two shares are kept for each place in a draft: of the drafts that were asked to reach it, how many
+did; and of those that reached it, how many had an accepted token there. One that was never reached
+was not rejected.
+"""
 
 from __future__ import annotations
 
@@ -7,128 +13,151 @@ from typing import NamedTuple
 
 from octavo.core.step import DraftCounts
 
-# What is assumed of a method before it was tried, and for how many drafts that counts. Optimism,
-# since only what is tried can be known: each token is accepted so often if the one before was.
-_RATIO = 0.7
-_RATIO_WEIGHT = 2.0
-_ANSWERED_WEIGHT = 2.0
-# What a draft counts for when another one has followed: in a method's history, which changes with
-# the work that comes in, and in a sequence's, which changes with its text (five drafts later it
-# counts for a sixth).
+# What is assumed of a method that was never tried: it guesses as much as asked for, and so often is
+# a token accepted if the one before it was. Optimism, since only what is tried can be known.
+_USUAL_REACHED = 1.0
+_USUAL_ACCEPTED = 0.7
+# For how many drafts that counts; and for how many of its own drafts the method's others count in
+# a sequence's shares.
+_USUAL_WEIGHT = 2.0
+# What a draft counts for when another one has followed: in a method's shares, which change with the
+# work that comes in, and in a sequence's, which change with its text (five drafts later it counts
+# for a sixth).
 _KEPT_BY_METHOD = 0.98
 _KEPT_BY_SEQUENCE = 0.7
-# A sequence's past counts as if it had begun with so many drafts that went as usual.
-_USUAL_WEIGHT = 2.0
 # Weights grow instead of all counts shrinking; here they start anew.
 _MAX_WEIGHT = 1e9
+# Places that are less likely to be worth anything are not looked at.
+_LEAST_SHARE = 0.02
 
 
 class Outcome(NamedTuple):
-    """A draft was asked for; it had so many tokens (perhaps none), of which those at these places
-    were accepted.
-    """
+    """A draft of at most num_asked tokens had num_tokens; those at these places were accepted."""
 
+    num_asked: int
     num_tokens: int
     accepted: Sequence[int]
 
 
-class MethodHistory:
-    """All drafts by one method, recent ones counting more.
-
-    ratios: for each place in a draft, how likely its token is accepted, divided by how likely the
-    one before it is (1 before the first). answered: the share of requests that got a draft.
+class _UsualRatios:
+    """Of many drafts, recent ones counting more: for each place, the share of tries that succeed
+    there if they did at the place before (all do before the first).
     """
 
-    def __init__(self, max_length: int) -> None:
-        self.ratios = [_RATIO] * max_length
-        self.answered = 1.0
-        self._accepted = [0.0] * max_length
-        self._accepted_before = [0.0] * max_length  # of the drafts that reached the place
-        self._asked = self._answers = 0.0
+    def __init__(self, max_length: int, usual: float) -> None:
+        self.ratios = [usual] * max_length
+        self._usual = usual
+        self._tries = [0.0] * max_length  # that succeeded at the place before
+        self._successes = [0.0] * max_length
 
-    def record(self, outcomes: Iterable[Outcome]) -> None:
-        """What came of a step's drafts by this method."""
-        for num_tokens, accepted in outcomes:
-            self._asked = self._asked * _KEPT_BY_METHOD + 1
-            self._answers = self._answers * _KEPT_BY_METHOD + (num_tokens > 0)
-            if not num_tokens:
-                continue  # nothing was rejected
-            self._accepted = [count * _KEPT_BY_METHOD for count in self._accepted]
-            self._accepted_before = [count * _KEPT_BY_METHOD for count in self._accepted_before]
-            self._accepted_before[0] += 1
-            for place in accepted:
-                self._accepted[place] += 1
-                if place + 1 < num_tokens:
-                    self._accepted_before[place + 1] += 1
-        self.answered = (self._answers + _ANSWERED_WEIGHT) / (self._asked + _ANSWERED_WEIGHT)
-        ratio = _RATIO
-        for place, count in enumerate(self._accepted):
+    def record(self, tries: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """(how many places were tried, at which of them that succeeded) of each."""
+        num_tries = 0
+        new_tries, new_successes = [0] * len(self.ratios), [0] * len(self.ratios)
+        for num_places, succeeded in tries:
+            num_tries += 1
+            new_tries[0] += 1
+            for place in succeeded:
+                new_successes[place] += 1
+                if place + 1 < num_places:
+                    new_tries[place + 1] += 1
+        kept = _KEPT_BY_METHOD**num_tries
+        self._tries = [kept * old + new for old, new in zip(self._tries, new_tries, strict=True)]
+        self._successes = [
+            kept * old + new for old, new in zip(self._successes, new_successes, strict=True)
+        ]
+        ratio, ratios = self._usual, []
+        for successes, tries in zip(self._successes, self._tries, strict=True):
             # What isn't known of a place is as at the one before.
-            ratio = (count + _RATIO_WEIGHT * ratio) / (self._accepted_before[place] + _RATIO_WEIGHT)
-            self.ratios[place] = ratio = min(1.0, ratio)
+            ratio = min(1.0, (successes + _USUAL_WEIGHT * ratio) / (tries + _USUAL_WEIGHT))
+            ratios.append(ratio)
+        self.ratios = ratios
+
+
+class _Shares:
+    """Of few drafts, recent ones counting more, and for the rest as is usual: for each place, the
+    share of tries that succeed there. Never rising; it ends where it is next to nothing.
+    """
+
+    __slots__ = ("_successes", "_tries", "_usual", "_weight", "shares")
+
+    def __init__(self, usual: _UsualRatios) -> None:
+        self._usual = usual
+        self._tries = [0.0] * len(usual.ratios)
+        self._successes = [0.0] * len(usual.ratios)
+        self._weight = 1.0  # of the newest try
+        self._estimate()
+
+    def record(self, num_places: int, succeeded: Sequence[int]) -> None:
+        self._weight /= _KEPT_BY_SEQUENCE
+        for place in range(num_places):
+            self._tries[place] += self._weight
+        for place in succeeded:
+            self._successes[place] += self._weight
+        if self._weight > _MAX_WEIGHT:
+            self._tries = [count / self._weight for count in self._tries]
+            self._successes = [count / self._weight for count in self._successes]
+            self._weight = 1.0
+        self._estimate()
+
+    def _estimate(self) -> None:
+        usual_weight = _USUAL_WEIGHT * self._weight
+        share = 1.0
+        self.shares: list[float] = []
+        for ratio, tries, successes in zip(
+            self._usual.ratios, self._tries, self._successes, strict=True
+        ):
+            usual = share * ratio * usual_weight
+            share = min(share, (successes + usual) / (tries + usual_weight))
+            if share < _LEAST_SHARE:
+                break
+            self.shares.append(share)
+
+
+class MethodHistory:
+    """All drafts by one method."""
+
+    def __init__(self, max_length: int) -> None:
+        self.reached = _UsualRatios(max_length, _USUAL_REACHED)
+        self.accepted = _UsualRatios(max_length, _USUAL_ACCEPTED)
+
+    def record(self, outcomes: Sequence[Outcome]) -> None:
+        """What came of a step's drafts."""
+        self.reached.record((asked, range(tokens)) for asked, tokens, _ in outcomes)
+        self.accepted.record((tokens, places) for _, tokens, places in outcomes if tokens)
 
 
 class SequenceHistory:
     """One sequence's drafts by one method.
 
-    survival: for each place in a draft, how likely its token is accepted; never rising. answered:
-    how likely a request gets a draft. last_asked: the number of the decision that last asked for
-    one, and is_probe: only to learn what comes of it.
+    last_asked: the number of the decision that last asked for one, and is_probe: only to learn
+    what comes of it.
     """
 
-    __slots__ = (
-        "_accepted",
-        "_answers",
-        "_asked",
-        "_method",
-        "_offered",
-        "_weight",
-        "answered",
-        "is_probe",
-        "last_asked",
-        "survival",
-    )
+    __slots__ = ("_accepted", "_reached", "is_probe", "last_asked")
 
     def __init__(self, method: MethodHistory) -> None:
         self.last_asked = 0
         self.is_probe = False
-        self._method = method
-        self._offered = [0.0] * len(method.ratios)
-        self._accepted = [0.0] * len(method.ratios)
-        self._asked = self._answers = 0.0
-        self._weight = 1.0  # of the newest draft
-        self._estimate()
+        self._reached = _Shares(method.reached)
+        self._accepted = _Shares(method.accepted)
+
+    @property
+    def reached(self) -> list[float]:
+        """For each place that matters, how likely a draft that is asked to reach it does."""
+        return self._reached.shares
+
+    @property
+    def accepted(self) -> list[float]:
+        """For each place that matters, how likely the token of a draft that reaches it is
+        accepted.
+        """
+        return self._accepted.shares
 
     def record(self, outcome: Outcome) -> None:
-        num_tokens, places = outcome
-        self._asked = self._asked * _KEPT_BY_SEQUENCE + 1
-        self._answers = self._answers * _KEPT_BY_SEQUENCE + (num_tokens > 0)
-        if num_tokens:
-            self._weight /= _KEPT_BY_SEQUENCE
-            for place in range(num_tokens):
-                self._offered[place] += self._weight
-            for place in places:
-                self._accepted[place] += self._weight
-        self._estimate()
-        if self._weight > _MAX_WEIGHT:
-            self._offered = [count / self._weight for count in self._offered]
-            self._accepted = [count / self._weight for count in self._accepted]
-            self._weight = 1.0
-
-    def _estimate(self) -> None:
-        """Means of the sequence's own drafts and of some as usual."""
-        self.answered = (self._answers + _USUAL_WEIGHT * self._method.answered) / (
-            self._asked + _USUAL_WEIGHT
-        )
-        usual_weight = _USUAL_WEIGHT * self._weight
-        probability = 1.0
-        self.survival: list[float] = []
-        for ratio, accepted, offered in zip(
-            self._method.ratios, self._accepted, self._offered, strict=True
-        ):
-            usual = probability * ratio * usual_weight
-            probability = min(probability, (accepted + usual) / (offered + usual_weight))
-            self.survival.append(probability)
+        self._reached.record(outcome.num_asked, range(outcome.num_tokens))
+        if outcome.num_tokens:
+            self._accepted.record(outcome.num_tokens, outcome.accepted)
 
 
 class SequenceDrafts:
@@ -136,7 +165,7 @@ class SequenceDrafts:
 
     __slots__ = ("histories", "num_accepted_tokens", "num_draft_tokens", "num_drafts")
 
-    def __init__(self, methods: Sequence[MethodHistory] = ()) -> None:
+    def __init__(self, methods: Iterable[MethodHistory] = ()) -> None:
         self.histories = [SequenceHistory(method) for method in methods]
         self.num_drafts = 0
         self.num_draft_tokens = 0

@@ -85,20 +85,13 @@ class FixedDrafts:
         return (self._counter.totals(),)
 
 
-class _Candidate(NamedTuple):
-    """One more token of a sequence's draft. Sorted, the best comes first, and after the sequence's
-    earlier ones.
-
-    loss: seconds of guessing in tokens, less probability. index: of the sequence. probability: of
-    being accepted if guessed; answered: of being guessed.
-    """
-
-    loss: float
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
-    place: int
-    probability: float
-    answered: float
-    method: int
+# One more token of a draft: loss, index, place, probability, reached, method. Sorted, the best
+# comes first, and after the earlier ones of its sequence. A bare tuple: a busy engine makes
+# hundreds a step.
+#
+# loss: the seconds of guessing it, in tokens, less probability. index: of the sequence.
+# probability: of being accepted if it is guessed; reached: of being guessed.
+_Candidate = tuple[float, int, int, float, float, int]
 
 
 class _Best(NamedTuple):
@@ -226,14 +219,15 @@ class AdaptiveDrafts:
         for index, histories in enumerate(all_histories):
             if len(histories) > 1:
                 method = self._best_method(histories, limits[index], token_seconds, row_seconds)
-            history, answered = histories[method], histories[method].answered
+            history = histories[method]
             guessing = self._draft_seconds[method].per_token / token_seconds
             least = (row_seconds / token_seconds + guessing) / _SURENESS
-            for place, probability in enumerate(history.survival[: limits[index]]):
+            places = zip(range(limits[index]), history.accepted, history.reached, strict=False)
+            for place, probability, reached in places:
                 if probability < least:
                     break
                 candidates.append(
-                    _Candidate(guessing - probability, index, place, probability, answered, method)
+                    (guessing - probability, index, place, probability, reached, method)
                 )
         candidates.sort()
         return candidates
@@ -249,15 +243,19 @@ class AdaptiveDrafts:
         best_rate, best_method = 0.0, 0
         for method, history in enumerate(histories):
             costs = self._draft_seconds[method]
-            each = history.answered * (row_seconds + costs.per_depth + costs.per_token)
+            token = row_seconds + costs.per_depth + costs.per_token
             seconds = token_seconds + costs.per_sequence
-            tokens = 1.0
-            for probability in history.survival[:limit]:
-                seconds += each
-                tokens += _SURENESS * history.answered * probability
-                rate = tokens / seconds
-                if rate > best_rate:
-                    best_rate, best_method = rate, method
+            tokens, rate = 1.0, 0.0
+            places = zip(range(limit), history.accepted, history.reached, strict=False)
+            for _, probability, reached in places:
+                seconds += reached * token
+                tokens += _SURENESS * reached * probability
+                shorter_rate, rate = rate, tokens / seconds
+                if rate <= shorter_rate:
+                    rate = shorter_rate
+                    break  # it only falls from here, since probabilities do
+            if rate > best_rate:
+                best_rate, best_method = rate, method
         return best_method
 
     def _best(
@@ -272,17 +270,17 @@ class AdaptiveDrafts:
         depths = [0] * len(self._methods)
         plain_seconds = seconds[0]
         tokens, guessing, rows = float(num_tokens), 0.0, 0.0
-        for count, (_, _, place, probability, answered, method) in enumerate(candidates, 1):
+        for count, (_, _, place, probability, reached, method) in enumerate(candidates, 1):
             costs = self._draft_seconds[method]
             if place == 0:
                 guessing += costs.per_sequence
             if place == depths[method]:
                 depths[method] += 1
-                guessing += answered * costs.per_depth
-            guessing += answered * costs.per_token
-            tokens += _SURENESS * answered * probability
+                guessing += reached * costs.per_depth
+            guessing += reached * costs.per_token
+            tokens += _SURENESS * reached * probability
             # Of `count` rows there are `rows` on average: all or none, for one sequence.
-            rows += answered
+            rows += reached
             verifying = rows / count * (seconds[count] - plain_seconds)
             rate = tokens / (plain_seconds + verifying + guessing)
             if rate > best_rate:
@@ -301,9 +299,8 @@ class AdaptiveDrafts:
         if not count:
             return
         min_probability = min(1.0, rate * (seconds[count] - seconds[count - 1]))
-        for candidate in candidates:  # a sequence's last one is its longest
-            index, method = candidate.index, candidate.method
-            requests[index] = DraftRequest(method, candidate.place + 1, min_probability)
+        for _, index, place, _, _, method in candidates:  # a sequence's last one is its longest
+            requests[index] = DraftRequest(method, place + 1, min_probability)
             history = all_histories[index][method]
             history.last_asked = self._num_decisions
             history.is_probe = False
@@ -335,25 +332,27 @@ class AdaptiveDrafts:
                 wait = self._num_decisions - history.last_asked
                 if wait > longest_wait:
                     longest_wait, index, method = wait, i, m
-        if index < 0 or best.count + _PROBE_LENGTH >= len(seconds):
+        count = best.count + _PROBE_LENGTH
+        if index < 0 or count >= len(seconds):
             return
+        verifying = seconds[count] - seconds[best.count]
         history = all_histories[index][method]
-        length = history.answered * _PROBE_LENGTH
-        verifying = seconds[best.count + _PROBE_LENGTH] - seconds[best.count]
-        cost = history.answered * verifying
-        cost += self._draft_seconds[method].of_guessing(1, length, length)
-        # What the draft that it replaces would have gained.
-        replaced = requests[index]
-        forgone = 0.0
-        if replaced is not None:
-            forgone = (best.rate * seconds[0] / num_tokens - 1) * seconds[0] / num_tokens
+        reached = history.reached[0] if history.reached else 0.0
+        length = reached * _PROBE_LENGTH
+        cost = reached * verifying + self._draft_seconds[method].of_guessing(1, length, length)
+        if requests[index] is not None:  # what the draft that it replaces would have gained
+            token_seconds = seconds[0] / num_tokens
+            forgone = (best.rate * token_seconds - 1) * token_seconds
+        else:
+            forgone = 0.0
         self._wanted_credit = cost + forgone
         if self._credit < self._wanted_credit:
             return
         self._credit -= forgone
         history.last_asked = self._num_decisions
         history.is_probe = True
-        requests[index] = DraftRequest(method, _PROBE_LENGTH)
+        min_probability = min(1.0, best.rate * verifying / _PROBE_LENGTH)
+        requests[index] = DraftRequest(method, _PROBE_LENGTH, min_probability)
 
 
 def _outcomes(
@@ -366,7 +365,8 @@ def _outcomes(
         accepted: List[int] | None = result.accepted
         if accepted is None:
             accepted = range(len(result.token_ids) - 1)
-        yield sequence, planned.draft.method, Outcome(result.num_drafts, accepted)
+        outcome = Outcome(planned.draft.length, result.num_drafts, accepted)
+        yield sequence, planned.draft.method, outcome
 
 
 def _least_slope(seconds: list[float]) -> float:
