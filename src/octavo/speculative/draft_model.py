@@ -71,7 +71,8 @@ class DraftModel:
         drafts = self._loop.draft(tasks, self._coverage)
         for task, draft in zip(tasks, drafts, strict=True):
             if draft is not None:
-                self._num_fed[task.slot] = len(draft.token_ids) - 1  # the last one stays unread
+                # It reads the last one only if it then was not sure enough of another.
+                self._num_fed[task.slot] = len(draft.token_ids) - 1
         return drafts
 
     def observe(self, step: ComputedStep) -> None:

@@ -45,7 +45,14 @@ class _Path:
         self.token_ids: list[int] = []
         self.probabilities: list[np.ndarray] = []
 
-    def draft(self) -> Draft:
+    def take(self, token: int, probabilities: np.ndarray | None) -> None:
+        self.token_ids.append(token)
+        if probabilities is not None:
+            self.probabilities.append(probabilities)
+
+    def draft(self) -> Draft | None:
+        if not self.token_ids:
+            return None
         drawn = np.stack(self.probabilities) if self.probabilities else None
         return Draft(np.array(self.token_ids, np.int64), probabilities=drawn)
 
@@ -82,7 +89,8 @@ class DraftingLoop:
     def draft(self, tasks: Sequence[DraftTask], coverage: Coverage) -> list[Draft | None]:
         """Compute what the model lacks of the sequences, and go on where it lacks nothing then.
 
-        None for a sequence that it has not caught up with yet, or that is longer than it can see.
+        None for a sequence that it has not caught up with yet, that is longer than it can see, or
+        whose next token it is not sure enough of.
         """
         drafts: list[Draft | None] = [None] * len(tasks)
         work = self._catch_up(tasks, coverage)
@@ -123,12 +131,12 @@ class DraftingLoop:
             # Asked again: one before it in this batch may fill blocks that they share. The last
             # token is computed in any case, for its logits.
             start = min(coverage.covered(slot), length - 1)
-            count = min(length - start, room)
-            if count == 0:
+            end = min(length, start + room)
+            if end == start:
                 break
-            room -= count
-            coverage.fill(slot, start + count)
-            work.append((index, ScheduledSequence(slot, start, count, (), start + count == length)))
+            room -= end - start
+            coverage.fill(slot, end)
+            work.append((index, ScheduledSequence(slot, start, end - start, (), end == length)))
         return work
 
     def _go_on(self, tasks: Sequence[DraftTask], logits: Array) -> list[_Path]:
@@ -149,15 +157,17 @@ class DraftingLoop:
         growing = paths
         for depth in count():
             chosen = self._sampler.draft(logits, slots, positions, depth=depth)
-            for path, token in zip(growing, chosen.token_ids.tolist(), strict=True):
-                path.token_ids.append(token)
-            for row, probabilities in chosen.probabilities.items():
-                growing[row].probabilities.append(probabilities)
             left -= 1
             goes_on = left > 0
             if has_floors:
                 confidences *= chosen.confidences
-                goes_on &= confidences >= floors
+                is_sure = confidences >= floors
+                goes_on &= is_sure
+            for row, (path, token) in enumerate(
+                zip(growing, chosen.token_ids.tolist(), strict=True)
+            ):
+                if not has_floors or is_sure[row]:
+                    path.take(token, chosen.probabilities.get(row))
             token_ids = chosen.token_ids
             if not goes_on.all():
                 growing = [path for path, on in zip(growing, goes_on.tolist(), strict=True) if on]
