@@ -84,12 +84,18 @@ class DraftDrive:
         self.num_computed: dict[int, int] = {}
 
     def bind(
-        self, slot: int, tokens: Sequence[int], *, table: Sequence[int] = (), num_computed: int = 0
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        table: Sequence[int] = (),
+        num_computed: int = 0,
+        temperature: float = 0.0,
     ) -> None:
         """Let the next step start a sequence whose first tokens are computed in blocks of others;
         of a last one that is partly filled it gets its own copy.
         """
-        binding = bind(slot, prompt=tuple(tokens), temperature=0.0)
+        binding = bind(slot, prompt=tuple(tokens), temperature=temperature)
         self._bindings.append(binding)
         self.slots.bind(binding)
         self.sampler.bind(binding)

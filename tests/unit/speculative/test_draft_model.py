@@ -17,10 +17,12 @@ from octavo.models.causal_lm import CausalLM
 from octavo.ops.backend import Backend
 from octavo.speculative import drafting_loop
 from octavo.speculative.draft_model import DraftModel
+from octavo.speculative.proposer import Proposer
+from octavo.speculative.registry import Target, build_proposers
 from octavo.weights import Checkpoint, open_checkpoint
 from support.backends import BACKENDS, cpu_backend
 from support.checkpoints import VOCAB_SIZE, make_checkpoint
-from support.drafting import DraftDrive
+from support.drafting import DraftDrive, MisleadingSampler
 from support.forward import Forward, load_model
 
 RANDOM = np.random.default_rng(3)
@@ -275,6 +277,27 @@ def test_drafting_ends_where_confidence_does(
     check(drive, greedy, {0: 2, 1: 2, 2: 2})
 
 
+def test_tokens_are_drawn_from_the_probabilities_that_are_told(
+    drive: DraftDrive, model: CausalLM, greedy: Greedy, backend: Backend
+) -> None:
+    for slot, prompt in enumerate(PROMPTS):
+        drive.bind(slot, prompt, temperature=0.0 if slot == 1 else 2.0)
+    drive.step({}, work={slot: len(prompt) for slot, prompt in enumerate(PROMPTS)})
+    forward = Forward(model, backend)
+    known = [drive.tokens(slot) for slot in range(3)]
+    drafts = drive.step({0: 4, 1: 3, 2: 2})
+    assert drafts[1].token_ids.tolist() == greedy(known[1], 3)
+    assert drafts[1].probabilities is None
+    for slot, length in ((0, 4), (2, 2)):
+        drafted, found = drafts[slot].token_ids.tolist(), drafts[slot].probabilities
+        assert found is not None
+        assert found.shape == (length, VOCAB_SIZE)
+        logits = forward.prompt(known[slot] + drafted)[len(known[slot]) - 1 : -1] / 2.0
+        chances = np.exp(logits - logits.max(1, keepdims=True))
+        np.testing.assert_allclose(found, chances / chances.sum(1, keepdims=True), atol=1e-5)
+    assert drafts[0].token_ids.tolist() != greedy(known[0], 4)
+
+
 def test_no_draft_goes_beyond_what_the_draft_model_sees(
     tmp_path_factory: pytest.TempPathFactory, model: CausalLM, backend: Backend
 ) -> None:
@@ -318,3 +341,30 @@ def test_spd_11_output_layers_padded_to_different_sizes(
 def test_a_model_with_too_few_rows_is_refused(model: CausalLM, drive: DraftDrive) -> None:
     with pytest.raises(ConfigError, match=r"embeddings of 320 tokens.* has 321"):
         DraftModel(model, drive.backend, drive.sampler, vocab_size=VOCAB_SIZE + 1)
+
+
+def test_it_is_built_from_settings(
+    model: CausalLM, checkpoint: Checkpoint, backend: Backend, greedy: Greedy
+) -> None:
+    def open_model(name: str) -> Checkpoint:
+        return {"org/small": checkpoint}[name]
+
+    def build(sampler: MisleadingSampler) -> Proposer:
+        target = Target(
+            model=model,
+            checkpoint=checkpoint,
+            backend=backend,
+            sampler=sampler,
+            dtype="float32",
+            quantization=None,
+            vocab_size=VOCAB_SIZE,
+            open_model=open_model,
+        )
+        settings = {"method": "draft_model", "model": "org/small", "num_speculative_tokens": 3}
+        (proposer,) = build_proposers([settings], target)
+        return proposer
+
+    drive = DraftDrive(model, backend, build, vocab_size=VOCAB_SIZE)
+    assert drive.proposer.name == "draft_model"
+    start(drive)
+    check(drive, greedy, {0: 3, 1: 2})
