@@ -60,5 +60,5 @@ class Proposer(Protocol):
         ...
 
     def observe(self, step: ComputedStep) -> None:
-        """A step was computed; called after every step."""
+        """A step was computed; called after every step. step.taps: of its own `taps`, in order."""
         ...

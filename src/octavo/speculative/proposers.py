@@ -64,8 +64,12 @@ class Proposers:
 
     def observe(self, step: ComputedStep) -> None:
         for method, proposer in enumerate(self._proposers):
+            seen = step
+            if proposer.taps != self.taps:
+                taps = tuple(step.taps[self.taps.index(tap)] for tap in proposer.taps)
+                seen = step._replace(taps=taps)
             with self._timed(method):
-                proposer.observe(step)
+                proposer.observe(seen)
 
     def take_seconds(self) -> tuple[float, ...]:
         taken = tuple(self._seconds)
