@@ -68,7 +68,6 @@ class FeatureBlocks:
                 num_unread = min(source.num_unread, shared - num_read)
                 features = list(source.take(num_unread))
                 self._blocks[copy.target] = _Block(num_read, num_unread, features)
-        copies = {copy.target for copy in step.block_copies}
         for binding in step.bindings:
             self._num_read[binding.slot] = 0
         for sequence in step.sequences:
@@ -78,8 +77,7 @@ class FeatureBlocks:
                 # A new sequence's table begins with blocks that it shares, up to its start.
                 num_shared = max(-(-sequence.start // size) - first, 0)
                 for block in sequence.new_block_ids[num_shared:]:
-                    if block not in copies:
-                        self._blocks.pop(block, None)
+                    self._blocks.pop(block, None)
 
     def add(self, slot: int, start: int, features: np.ndarray) -> None:
         """Tokens from `start` on were computed. features: (rows, F), which are kept, not copied."""
