@@ -67,9 +67,9 @@ class _UsualRatios:
             kept * old + new for old, new in zip(self._successes, new_successes, strict=True)
         ]
         ratio, ratios = self._usual, []
-        for successes, tries in zip(self._successes, self._tries, strict=True):
+        for successes, tried in zip(self._successes, self._tries, strict=True):
             # What isn't known of a place is as at the one before.
-            ratio = min(1.0, (successes + _USUAL_WEIGHT * ratio) / (tries + _USUAL_WEIGHT))
+            ratio = min(1.0, (successes + _USUAL_WEIGHT * ratio) / (tried + _USUAL_WEIGHT))
             ratios.append(ratio)
         self.ratios = ratios
 
