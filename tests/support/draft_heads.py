@@ -84,7 +84,7 @@ def eagle_tensors(*, seed: int = 5, num_draft_tokens: int | None = None) -> Tens
     return tensors
 
 
-def eagle3_tensors(*, seed: int = 6, num_draft_tokens: int = 200) -> Tensors:
+def eagle3_tensors(*, seed: int = 16, num_draft_tokens: int = 300) -> Tensors:
     random = _Random(seed)
     tensors = {"fc.weight": random.matrix(HIDDEN, 3 * HIDDEN)}
     tensors |= _layer(random, "midlayer", 2 * HIDDEN)
@@ -174,15 +174,36 @@ class EagleFormula:
         lm_head = tensors["lm_head.weight"] if self._is_eagle3 else head[self.token_ids]
         self._head = lm_head.astype(np.float64)
 
-    def draft(self, features: np.ndarray, tokens: Sequence[int], count: int) -> list[int]:
-        """The `count` likeliest tokens, one after another, behind tokens (T + 1), of which all but
-        the last have features (T, F).
+    def draft(
+        self, features: np.ndarray, tokens: Sequence[int], count: int, *, floor: float = 0.0
+    ) -> list[tuple[int, ...]]:
+        """The `count` likeliest paths behind tokens (T + 1), of which all but the last have
+        features (T, F): those of the likeliest tokens one after another, and of the three next to
+        the last of them; none of less probability than `floor`.
         """
-        drafted: list[int] = []
-        while len(drafted) < count:
-            best = self.logits_after(features, tokens, drafted).argmax()
-            drafted.append(int(self.token_ids[best]))
-        return drafted
+        found: list[tuple[float, tuple[int, ...]]] = []
+        chain: tuple[int, ...] = ()
+        reached = 1.0
+        while len(chain) < count:
+            weights = self.probabilities_after(features, tokens, chain)
+            best = np.argsort(-weights)[:4]
+            found += [(reached * weights[i], (*chain, int(self.token_ids[i]))) for i in best]
+            reached *= weights[best[0]]
+            chain = (*chain, int(self.token_ids[best[0]]))
+        return [path for p, path in sorted(found, reverse=True)[:count] if p >= floor]
+
+    def probabilities_after(
+        self,
+        features: np.ndarray,
+        tokens: Sequence[int],
+        drafted: Sequence[int],
+        temperature: float = 1.0,
+    ) -> np.ndarray:
+        """(K,) of the tokens that may follow what was drafted so far."""
+        logits = self.logits_after(features, tokens, drafted) / temperature
+        weights = np.exp(logits - logits.max())
+        result: np.ndarray = weights / weights.sum()
+        return result
 
     def logits_after(
         self, features: np.ndarray, tokens: Sequence[int], drafted: Sequence[int]

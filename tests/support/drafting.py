@@ -43,6 +43,9 @@ class MisleadingSampler:
         misled = np.isin(positions, list(self.wrong))
         return drafted._replace(token_ids=np.where(misled, 3, drafted.token_ids))
 
+    def draws(self, slots: np.ndarray) -> np.ndarray:
+        return self._sampler.draws(slots)
+
 
 class DraftDrive:
     """A target with its slots, cache and a proposer. Sequences are known by their slots.

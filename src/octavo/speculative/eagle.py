@@ -12,12 +12,20 @@ import numpy as np
 from octavo.core.errors import ConfigError
 from octavo.core.step import ScheduledStep
 from octavo.models.config import ModelConfig
-from octavo.ops import Array, BatchContext, HostBatch, take_rows
+from octavo.ops import (
+    Array,
+    BatchContext,
+    HostBatch,
+    log_probabilities,
+    split_columns,
+    take_rows,
+)
 from octavo.ops.backend import Backend
 from octavo.ops.batch import KVLayer
 from octavo.runner.slots import Slots
 from octavo.runner.speculation import ComputedStep, Draft
-from octavo.sampling.sampler import DraftedRows, Sampler
+from octavo.sampling.sampler import Sampler
+from octavo.speculative.draft_growth import Chain, Tree
 from octavo.speculative.eagle_head import Eagle1Head, Eagle3Head, EagleHead
 from octavo.speculative.features import FeatureBlocks, Unread
 from octavo.speculative.head_checkpoint import (
@@ -35,6 +43,8 @@ take memory, and a draft would have to wait for all of them.
 """
 _MOST_READ = 512
 """Tokens that the head reads before one step of the target, of sequences that it drafts for."""
+_WIDTH = 4
+"""Likeliest tokens beside each other that a draft may have."""
 
 
 @register("eagle")
@@ -67,7 +77,14 @@ def _build(method: str, options: Options, target: Target) -> Eagle:
     make = Eagle3Head if is_eagle3 else Eagle1Head
     head = make(config, view.tensors, target.model, num_rows)
     load_head(head, view, target)
-    return Eagle(method, head, target.backend, target.sampler, token_ids)
+    return Eagle(
+        method,
+        head,
+        target.backend,
+        target.sampler,
+        vocab_size=target.vocab_size,
+        token_ids=token_ids,
+    )
 
 
 def _name_of(stored: str) -> str | None:
@@ -78,31 +95,22 @@ def _name_of(stored: str) -> str | None:
     return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
 
 
-class _Path:
-    """A draft as it grows. probabilities: of each token, where they are drawn."""
-
-    __slots__ = ("probabilities", "token_ids")
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.probabilities: list[np.ndarray] = []
-
-    def draft(self) -> Draft | None:
-        if not self.token_ids:
-            return None
-        drawn = np.stack(self.probabilities) if self.probabilities else None
-        return Draft(np.array(self.token_ids, np.int64), probabilities=drawn)
-
-
 class Eagle:
-    """A Proposer of chains. Its layers' keys and values are in the target's blocks, those of token
-    p (see `eagle_head`) where the target has those of token p.
+    """A Proposer. Its layers' keys and values are in the target's blocks, those of token p (see
+    `eagle_head`) where the target has those of token p; what the target computes waits as features
+    until the head is to draft, see `FeatureBlocks`.
 
-    What the target computes waits as features until the head is to draft; see `FeatureBlocks`.
+    It goes on from its likeliest tokens, one after another. Where tokens are chosen and not drawn,
+    the others that were likely beside them cost nothing more to guess: the draft is then the
+    likeliest part of this tree, by the product of probabilities along a path, as in EAGLE-2 (arXiv
+    2406.16858, section 4.2), which has several paths go on.
     """
 
     capabilities = Capabilities(
-        needs_hidden_states=True, gives_probabilities=True, knows_confidence=True
+        needs_hidden_states=True,
+        gives_probabilities=True,
+        makes_trees=True,
+        knows_confidence=True,
     )
 
     def __init__(
@@ -111,18 +119,23 @@ class Eagle:
         head: EagleHead,
         backend: Backend,
         sampler: Sampler,
+        *,
+        vocab_size: int,
         token_ids: np.ndarray | None = None,
     ) -> None:
-        """head: loaded. token_ids (K,) int64: the tokens that its logits are for, None for all."""
+        """head: loaded. vocab_size: V, the tokenizer's. token_ids (K,) int64: the tokens that the
+        head's logits are for, None for all.
+        """
         self.name = method
         self.kv_heads = head.kv_heads
         self.taps = head.taps
         self._head = head
         self._backend = backend
         self._sampler = sampler
+        self._vocab_size = vocab_size
         self._token_ids = token_ids
         self._first = backend.compile(self._read_and_guess)
-        self._next = backend.compile(self._guess)
+        self._next = backend.compile(self._go_on)
         self._query_starts: dict[int, np.ndarray] = {}
 
     def attach(self, slots: Slots, kv_layers: tuple[KVLayer, ...]) -> None:
@@ -154,9 +167,9 @@ class Eagle:
             return drafts
         slots = np.array([tasks[index].slot for index in indices])
         own, logits = self._read(slots, work)
-        paths = self._go_on([tasks[index] for index in indices], slots, own, logits)
-        for index, path in zip(indices, paths, strict=True):
-            drafts[index] = path.draft()
+        grown = self._grow([tasks[index] for index in indices], slots, own, logits)
+        for index, growth in zip(indices, grown, strict=True):
+            drafts[index] = growth.draft()
         return drafts
 
     # --- reading ------------------------------------------------------------------------------
@@ -215,47 +228,38 @@ class Eagle:
 
     # --- drafting -----------------------------------------------------------------------------
 
-    def _go_on(
+    def _grow(
         self, tasks: Sequence[DraftTask], slots: np.ndarray, own: np.ndarray, logits: Array
-    ) -> list[_Path]:
+    ) -> list[Chain | Tree]:
         """Drafts from what is behind the last computed tokens. own (R, D), logits (R, K).
 
         Between two steps there is as little Python as can be: a step of a small head takes about as
         long as fifty numpy calls.
         """
         of = self._slots
-        lengths = of.lengths[slots]
-        left = np.array([task.request.length for task in tasks])
-        floors = np.array([task.request.min_probability for task in tasks])
-        confidences = np.ones(len(tasks)) if floors.any() else None
-        longest = int(left.max())
+        lengths, is_drawn = of.lengths[slots], self._sampler.draws(slots)
+        longest = max(task.request.length for task in tasks)
         # By depth: where the row lies whose token is the last of so many.
         positions = lengths + np.arange(-2, longest - 2)[:, np.newaxis]
         kv_slots = of.kv_slots[slots, positions]
         context_lens = (positions + 1).astype(np.int32)
         tables = of.block_tables[slots, : -(-int(context_lens.max()) // of.block_size)]
-        paths = [_Path() for _ in tasks]
-        growing, depth = paths, 0
+        grown: list[Chain | Tree] = [
+            (Chain if drawn else Tree)(task.request.length, task.request.min_probability)
+            for task, drawn in zip(tasks, is_drawn.tolist(), strict=True)
+        ]
+        growing, depth = grown, 0
         while True:
-            drafted = self._sampler.draft(logits, slots, lengths + depth, depth=depth)
+            token_ids, goes_on = self._guess(growing, logits, slots, is_drawn, depth)
             depth += 1
-            is_taken = None
-            goes_on = left > depth
-            if confidences is not None:
-                confidences *= drafted.confidences
-                is_taken = confidences >= floors
-                goes_on &= is_taken
-            token_ids = self._take(drafted, growing, is_taken)
-            if not goes_on.all():
-                growing = [path for path, on in zip(growing, goes_on.tolist(), strict=True) if on]
+            if not all(goes_on):
+                growing = [growth for growth, on in zip(growing, goes_on, strict=True) if on]
                 if not growing:
-                    return paths
+                    return grown
                 token_ids, slots, lengths = token_ids[goes_on], slots[goes_on], lengths[goes_on]
-                left, floors, tables, own = (a[goes_on] for a in (left, floors, tables, own))
-                positions, kv_slots, context_lens = (
-                    array[:, goes_on] for array in (positions, kv_slots, context_lens)
-                )
-                confidences = None if confidences is None else confidences[goes_on]
+                is_drawn, tables, own = is_drawn[goes_on], tables[goes_on], own[goes_on]
+                positions, kv_slots = positions[:, goes_on], kv_slots[:, goes_on]
+                context_lens = context_lens[:, goes_on]
             host = HostBatch(
                 token_ids=token_ids,
                 positions=positions[depth],
@@ -269,21 +273,42 @@ class Eagle:
             )
             own = self._backend.to_host(given)
 
-    def _take(
-        self, drafted: DraftedRows, growing: Sequence[_Path], is_taken: np.ndarray | None
-    ) -> np.ndarray:
-        """Let paths grow by what was drafted, where it is taken (None: everywhere); all its tokens
-        (R,) int64.
+    def _guess(
+        self,
+        growing: Sequence[Chain | Tree],
+        logits: Array,
+        slots: np.ndarray,
+        is_drawn: np.ndarray,
+        depth: int,
+    ) -> tuple[np.ndarray, list[bool]]:
+        """Let drafts grow by what logits (R, K) say of the tokens behind `depth` guessed ones.
+        Those (R,) int64 that they go on from, and whether they do.
         """
-        token_ids = drafted.token_ids
-        if self._token_ids is not None:
-            token_ids = self._token_ids[token_ids]
-        for row, token in enumerate(token_ids.tolist()):
-            if is_taken is None or is_taken[row]:
-                growing[row].token_ids.append(token)
-                if (probabilities := drafted.probabilities.get(row)) is not None:
-                    growing[row].probabilities.append(self._of_all(probabilities))
-        return token_ids
+        num_rows, goes_on = len(growing), [False] * len(growing)
+        token_ids = np.zeros(num_rows, np.int64)
+        if not is_drawn.all():
+            width = min(_WIDTH, logits.shape[1])
+            _, _, ids, values = log_probabilities(logits, token_ids, width)
+            if self._token_ids is not None:
+                ids = self._token_ids[ids]
+            token_ids = ids[:, 0].copy()
+            for row, (of_row, row_values) in enumerate(
+                zip(ids.tolist(), values.tolist(), strict=True)
+            ):
+                if isinstance(tree := growing[row], Tree):
+                    goes_on[row] = tree.grow(of_row, row_values)
+        if is_drawn.any():
+            positions = self._slots.lengths[slots] + depth
+            drafted = self._sampler.draft(logits, slots, positions, depth=depth)
+            for row, probabilities in drafted.probabilities.items():
+                token = int(drafted.token_ids[row])
+                if self._token_ids is not None:
+                    token = int(self._token_ids[token])
+                token_ids[row] = token
+                if isinstance(chain := growing[row], Chain):
+                    confidence = float(drafted.confidences[row])
+                    goes_on[row] = chain.grow(token, confidence, self._of_all(probabilities))
+        return token_ids, goes_on
 
     def _of_all(self, probabilities: np.ndarray) -> np.ndarray:
         """(V,) by token, from what the sampler makes of the head's logits."""
@@ -303,8 +328,16 @@ class Eagle:
     ) -> tuple[Array, Array]:
         """A whole step as one function: one replay, where functions are recorded."""
         own = take_rows(self._head.first(ctx, features), rows)
-        return own, self._head.logits(own)
+        return own, self._logits(own)
 
-    def _guess(self, ctx: BatchContext, features: Array) -> tuple[Array, Array]:
+    def _go_on(self, ctx: BatchContext, features: Array) -> tuple[Array, Array]:
         own = self._head.next(ctx, features)
-        return own, self._head.logits(own)
+        return own, self._logits(own)
+
+    def _logits(self, own: Array) -> Array:
+        """Without the columns of padding."""
+        logits = self._head.logits(own)
+        padding = logits.shape[1] - self._vocab_size
+        if self._token_ids is not None or padding <= 0:
+            return logits
+        return split_columns(logits, (self._vocab_size, padding))[0]

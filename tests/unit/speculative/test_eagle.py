@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +12,10 @@ import pytest
 from octavo.core.errors import ConfigError
 from octavo.core.step import DraftRequest
 from octavo.models.causal_lm import CausalLM
-from octavo.ops import Array
+from octavo.ops import Array, log_probabilities
 from octavo.ops.backend import Backend
-from octavo.sampling.sampler import DraftedRows, Sampler
+from octavo.runner.speculation import Draft
+from octavo.sampling.sampler import Sampler
 from octavo.speculative import eagle
 from octavo.speculative.eagle import Eagle
 from octavo.speculative.registry import Target, build_proposers
@@ -29,7 +30,7 @@ from support.draft_heads import (
     eagle_tensors,
     save_head,
 )
-from support.drafting import MAX_NUM_SEQS, DraftDrive, MisleadingSampler
+from support.drafting import MAX_NUM_SEQS, DraftDrive
 from support.forward import load_model
 from support.oracle import load_oracle
 from support.sampling import bind
@@ -39,32 +40,13 @@ PROMPTS = [RANDOM.integers(3, VOCAB_SIZE, size).tolist() for size in (23, 6, 13)
 LAYER_IDS = [1, 2, 4]
 HEADS: dict[str, tuple[str, Tensors, dict[str, Any]]] = {
     "EAGLE": ("eagle", eagle_tensors(), {}),
-    "EAGLE, 150 tokens": ("eagle", eagle_tensors(num_draft_tokens=150), {"draft_vocab_size": 150}),
+    "EAGLE, 300 tokens": ("eagle", eagle_tensors(num_draft_tokens=300), {"draft_vocab_size": 300}),
     "EAGLE-3": (
         "eagle3",
         eagle3_tensors(),
-        {"draft_vocab_size": 200, "eagle_aux_hidden_state_layer_ids": LAYER_IDS},
+        {"draft_vocab_size": 300, "eagle_aux_hidden_state_layer_ids": LAYER_IDS},
     ),
 }
-
-
-class FedSampler:
-    """Drafts what a test says (by position, for all sequences), or what the head finds likeliest:
-    what is fed may be accepted, which nothing else that a random head says ever is.
-    """
-
-    def __init__(self, sampler: MisleadingSampler) -> None:
-        self._sampler = sampler
-        self.fed: dict[int, int] = {}
-
-    def draft(
-        self, logits: Array, slots: np.ndarray, positions: np.ndarray, *, depth: int
-    ) -> DraftedRows:
-        drafted = self._sampler.draft(logits, slots, positions, depth=depth)
-        for row, position in enumerate(positions.tolist()):
-            if position in self.fed:
-                drafted.token_ids[row] = self.fed[position]
-        return drafted
 
 
 class Oracle:
@@ -88,8 +70,10 @@ class Oracle:
             ).hidden_states
         return np.concatenate([states[i][0].numpy() for i in self._ids], axis=1)
 
-    def __call__(self, tokens: Sequence[int], count: int) -> list[int]:
-        return self.formula.draft(self.features(tokens[:-1]), tokens, count)
+    def __call__(
+        self, tokens: Sequence[int], count: int, *, floor: float = 0.0
+    ) -> list[tuple[int, ...]]:
+        return self.formula.draft(self.features(tokens[:-1]), tokens, count, floor=floor)
 
 
 class Case(NamedTuple):
@@ -151,26 +135,17 @@ def case(
     return Case(folder, method, model, oracle, backend, target_folder)
 
 
-class Fed(NamedTuple):
-    drive: DraftDrive
-    sampler: FedSampler
-
-
 @pytest.fixture
-def fed(case: Case) -> Fed:
-    made: list[FedSampler] = []
-
-    def make(sampler: MisleadingSampler) -> Eagle:
-        made.append(FedSampler(sampler))
-        return case.build(made[0])
-
-    drive = DraftDrive(case.model, case.backend, make, vocab_size=VOCAB_SIZE)
-    return Fed(drive, made[0])
+def drive(case: Case) -> DraftDrive:
+    return DraftDrive(case.model, case.backend, case.build, vocab_size=VOCAB_SIZE)
 
 
-@pytest.fixture
-def drive(fed: Fed) -> DraftDrive:
-    return fed.drive
+def paths_of(draft: Draft) -> list[tuple[int, ...]]:
+    parents = range(-1, len(draft.token_ids) - 1) if draft.parents is None else draft.parents
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.token_ids.tolist(), parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
 
 
 def start(drive: DraftDrive, prompts: Sequence[Sequence[int]] = PROMPTS, chunk: int = 100) -> None:
@@ -186,9 +161,9 @@ def start(drive: DraftDrive, prompts: Sequence[Sequence[int]] = PROMPTS, chunk: 
 
 def check(drive: DraftDrive, oracle: Oracle, lengths: dict[int, int]) -> None:
     """One step, whose drafts are those of fresh sequences."""
-    expected = {slot: oracle(drive.tokens(slot), n) for slot, n in lengths.items()}
+    expected = {slot: sorted(oracle(drive.tokens(slot), n)) for slot, n in lengths.items()}
     found = drive.step(dict(lengths))
-    assert {slot: draft.token_ids.tolist() for slot, draft in found.items()} == expected
+    assert {slot: sorted(paths_of(draft)) for slot, draft in found.items()} == expected
 
 
 @pytest.mark.parametrize("chunk", [100, 5])
@@ -199,31 +174,31 @@ def test_drafts_are_those_of_the_formula(drive: DraftDrive, case: Case, chunk: i
     check(drive, case.oracle, {1: 3, 0: 5})
 
 
-def test_after_accepted_and_rejected_drafts(fed: Fed, case: Case) -> None:
-    drive = fed.drive
-    start(drive, PROMPTS[:1])
+def test_after_accepted_and_rejected_drafts(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a random head says is never accepted; so some of it is put right, as if it knew."""
+    drives = [
+        DraftDrive(case.model, case.backend, case.build, vocab_size=VOCAB_SIZE) for _ in range(2)
+    ]
+    for drive in drives:
+        start(drive, PROMPTS[:1])
     for _ in range(4):
-        drive.step({}, work={0: 1})
-    text = drive.tokens(0)
+        drives[0].step({}, work={0: 1})
+    known, drive = drives[0].tokens(0)[len(PROMPTS[0]) + 1 :], drives[1]
     places = {int(token): place for place, token in enumerate(case.oracle.formula.token_ids)}
-    other = DraftDrive(case.model, case.backend, fed_with(case, fed.sampler), vocab_size=VOCAB_SIZE)
-    start(other, PROMPTS[:1])
-    fed.sampler.fed = {
-        position: places[token]
-        for position, token in enumerate(text)
-        if token in places and position >= len(PROMPTS[0])
-    }
-    other.step({0: 6})
-    assert 1 < len(other.tokens(0)) - len(PROMPTS[0]) < 8  # some were accepted, not all
-    fed.sampler.fed = {}
-    check(other, case.oracle, {0: 5})
+    fed = [places[token] for token in known[:3] if token in places]
 
+    def feed(logits: Array, tokens: np.ndarray, num_top: int) -> tuple[np.ndarray, ...]:
+        *others, ids, values = log_probabilities(logits, tokens, num_top)
+        if fed:
+            ids[:, 0], values[:, 0], values[:, 1:] = fed.pop(0), 0.0, -40.0
+        return *others, ids, values
 
-def fed_with(case: Case, sampler: FedSampler) -> Callable[[MisleadingSampler], Eagle]:
-    def make(_: MisleadingSampler) -> Eagle:
-        return case.build(sampler)
-
-    return make
+    monkeypatch.setattr(eagle, "log_probabilities", feed)
+    before = len(drive.tokens(0))
+    drive.step({0: 6})
+    assert 2 < len(drive.tokens(0)) - before < 7  # some were accepted, not all
+    assert not fed
+    check(drive, case.oracle, {0: 5})
 
 
 @pytest.mark.parametrize("is_drafted_for", [True, False])
@@ -291,9 +266,9 @@ def test_a_step_reads_so_many_tokens_for_drafts(
 ) -> None:
     monkeypatch.setattr(eagle, "_MOST_READ", 20)
     start(drive)
-    expected = case.oracle(drive.tokens(0), 2)  # 23 to read, more than the room for all
+    expected = sorted(case.oracle(drive.tokens(0), 2))  # 23 to read, more than the room for all
     found = drive.step({0: 2, 1: 2, 2: 2})
-    assert {slot: draft.token_ids.tolist() for slot, draft in found.items()} == {0: expected}
+    assert {slot: sorted(paths_of(draft)) for slot, draft in found.items()} == {0: expected}
     found = drive.step({0: 2, 1: 2, 2: 2})
     assert sorted(found) == [0, 1]
     check(drive, case.oracle, {0: 2, 1: 2, 2: 2})
@@ -310,14 +285,16 @@ def test_without_features_there_is_no_draft(drive: DraftDrive) -> None:
 def test_it_stops_where_it_is_unsure(drive: DraftDrive, case: Case, count: int) -> None:
     start(drive, PROMPTS[:1])
     formula, text = case.oracle.formula, drive.tokens(0)
-    features, drafted = case.oracle.features(text[:-1]), case.oracle(text, 4)
-    logits = [formula.logits_after(features, text, drafted[:depth]) for depth in range(4)]
-    sure = np.cumprod([1 / np.exp(values - values.max()).sum() for values in logits])
-    floor = 1.01 * float(sure[count])  # so that what is `count` tokens deep is below it
-    expected = drafted[: int((sure >= floor).sum())]
-    assert len(expected) <= count
+    features = case.oracle.features(text[:-1])
+    path, reached = case.oracle(text, 4)[count], 1.0
+    for depth, token in enumerate(path):
+        place = formula.token_ids.tolist().index(token)
+        reached *= formula.probabilities_after(features, text, path[:depth])[place]
+    floor = 1.01 * reached  # so that this path is below it
+    expected = case.oracle(text, 4, floor=floor)
+    assert path not in expected
     found = drive.step({0: DraftRequest(0, 4, floor)})
-    assert [draft.token_ids.tolist() for draft in found.values()] == [expected] * bool(expected)
+    assert [sorted(paths_of(d)) for d in found.values()] == [sorted(expected)] * bool(expected)
 
 
 def test_drawn_tokens_come_with_what_they_are_drawn_from(case: Case) -> None:
@@ -325,17 +302,21 @@ def test_drawn_tokens_come_with_what_they_are_drawn_from(case: Case) -> None:
     drive = DraftDrive(
         case.model, case.backend, lambda _: case.build(sampler), vocab_size=VOCAB_SIZE
     )
-    start(drive, PROMPTS[:1])
+    start(drive, PROMPTS[:2])
     sampler.bind(bind(0, prompt=tuple(PROMPTS[0]), temperature=0.7))
-    text = drive.tokens(0)
-    draft = drive.step({0: 3})[0]
-    assert draft.probabilities is not None
-    features, drafted = case.oracle.features(text[:-1]), draft.token_ids.tolist()
-    for depth, probabilities in enumerate(draft.probabilities):
-        logits = case.oracle.formula.logits_after(features, text, drafted[:depth]) / 0.7
+    sampler.bind(bind(1, prompt=tuple(PROMPTS[1]), temperature=0.0))
+    text, greedy = drive.tokens(0), sorted(case.oracle(drive.tokens(1), 2))
+    drafts = drive.step({0: 3, 1: 2})
+    assert sorted(paths_of(drafts[1])) == greedy
+    assert drafts[1].probabilities is None
+    assert drafts[0].probabilities is not None
+    features, drafted = case.oracle.features(text[:-1]), drafts[0].token_ids.tolist()
+    assert len(drafted) == 3
+    for depth, probabilities in enumerate(drafts[0].probabilities):
         expected = np.zeros(VOCAB_SIZE)
-        weights = np.exp(logits - logits.max())
-        expected[case.oracle.formula.token_ids] = weights / weights.sum()
+        expected[case.oracle.formula.token_ids] = case.oracle.formula.probabilities_after(
+            features, text, drafted[:depth], 0.7
+        )
         np.testing.assert_allclose(probabilities, expected, atol=2e-4)
         assert probabilities[drafted[depth]] > 0
 
@@ -388,7 +369,7 @@ def test_eagle3_sees_early_middle_and_late_layers(
     tmp_path: Path, model: CausalLM, target_folder: Path, backend: Backend
 ) -> None:
     """Where the config doesn't say: the inputs of 2, n / 2 and n - 3 of the target's 5 layers."""
-    folder = save_head(tmp_path, EAGLE3, CONFIG | {"draft_vocab_size": 200})
+    folder = save_head(tmp_path, EAGLE3, CONFIG | {"draft_vocab_size": 300})
     target = target_of(model, target_folder, backend, None)
     (proposer,) = build_proposers([{"method": "eagle3", "model": str(folder)}], target)
     assert proposer.taps == (1, 1, 1)
