@@ -62,6 +62,7 @@ class DraftDrive:
         *,
         vocab_size: int,
         block_size: int = 4,
+        kv_dtype: str = "float32",
     ) -> None:
         self.backend, self.block_size, self.vocab_size = backend, block_size, vocab_size
         self.sampler = Sampler(backend, max_num_seqs=MAX_NUM_SEQS, vocab_size=vocab_size)
@@ -70,7 +71,7 @@ class DraftDrive:
         heads = [(layer.num_kv_heads, layer.head_dim) for layer in target.spec.layers]
         self._num_target_layers = len(heads)
         heads += self.proposer.kv_heads
-        self.kv_layers = backend.allocate_kv(NUM_BLOCKS, block_size, heads, KVFormat("float32"))
+        self.kv_layers = backend.allocate_kv(NUM_BLOCKS, block_size, heads, KVFormat(kv_dtype))
         for layer, (kv_heads, size) in zip(self.kv_layers, heads, strict=True):
             nothing = np.full((NUM_BLOCKS, block_size, kv_heads, size), np.nan)
             fill(backend, layer, nothing, nothing)

@@ -111,7 +111,10 @@ class Medusa:
                 slots.append(sequence.slot)
                 rows.append(kept[-1])
         if slots:
-            self._features[slots] = self._backend.to_host(step.hidden)[rows]
+            hidden = self._backend.to_host(step.hidden)
+            if self._features.dtype != hidden.dtype:  # half precision, on GPUs
+                self._features = self._features.astype(hidden.dtype)
+            self._features[slots] = hidden[rows]
             self._lengths[slots] = self._slots.lengths[slots]
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:

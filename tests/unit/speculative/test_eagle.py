@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from octavo.runner.speculation import Draft
 from octavo.sampling.sampler import Sampler
 from octavo.speculative import eagle
 from octavo.speculative.eagle import Eagle
+from octavo.speculative.proposer import Proposer
 from octavo.speculative.registry import Target, build_proposers
 from octavo.weights import open_checkpoint
 from support.backends import BACKENDS, cpu_backend
@@ -319,6 +321,27 @@ def test_drawn_tokens_come_with_what_they_are_drawn_from(case: Case) -> None:
         )
         np.testing.assert_allclose(probabilities, expected, atol=2e-4)
         assert probabilities[drafted[depth]] > 0
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_half_precision(name: str, tmp_path: Path, target_folder: Path) -> None:
+    method, tensors, config = HEADS[name]
+    folder, backend = save_head(tmp_path, tensors, CONFIG | config), cpu_backend("torch")
+    model = load_model(target_folder, backend, dtype="bfloat16")
+    target = target_of(model, target_folder, backend, None)
+
+    def make(sampler: Any) -> Proposer:
+        (proposer,) = build_proposers(
+            [{"method": method, "model": str(folder)}],
+            replace(target, dtype="bfloat16", sampler=sampler),
+        )
+        return proposer
+
+    drive = DraftDrive(model, backend, make, vocab_size=VOCAB_SIZE, kv_dtype="bfloat16")
+    start(drive)
+    for _ in range(2):
+        drafts = drive.step(dict.fromkeys(range(3), 4))
+        assert [len(draft.token_ids) for draft in drafts.values()] == [4, 4, 4]
 
 
 EAGLE, EAGLE3 = HEADS["EAGLE"][1], HEADS["EAGLE-3"][1]

@@ -159,13 +159,15 @@ def _task(slot: int, request: DraftRequest) -> DraftTask:
     return DraftTask(slot, request)
 
 
-def build(folder: Path, model: CausalLM, target_folder: Path, backend: Backend) -> Medusa:
+def build(
+    folder: Path, model: CausalLM, target_folder: Path, backend: Backend, dtype: str = "float32"
+) -> Medusa:
     target = Target(
         model=model,
         checkpoint=open_checkpoint(str(target_folder)),
         backend=backend,
         sampler=None,  # type: ignore[arg-type]  # it makes its own choice
-        dtype="float32",
+        dtype=dtype,
         quantization=None,
         vocab_size=VOCAB_SIZE,
         open_model=open_checkpoint,
@@ -217,6 +219,16 @@ def test_nothing_is_guessed_for_a_sequence_that_was_not_seen(
     drive.bind(0, drive.tokens(0))  # as long as the one before, and not computed yet
     drive.step({}, work={0: 3})
     assert medusa.propose([DraftTask(0, request)]) == [None]
+
+
+def test_half_precision(tmp_path: Path, target_folder: Path) -> None:
+    backend = cpu_backend("torch")
+    model = load_model(target_folder, backend, dtype="bfloat16")
+    medusa = build(save_head(tmp_path, OWN, CONFIG), model, target_folder, backend, "bfloat16")
+    drive = DraftDrive(model, backend, lambda _: medusa, vocab_size=VOCAB_SIZE, kv_dtype="bfloat16")
+    drive.bind(0, PROMPTS[0])
+    drive.step({}, work={0: len(PROMPTS[0])})
+    assert len(drive.step({0: 4})[0].token_ids) == 4
 
 
 LOG = np.log([[0.5, 0.3, 0.1], [0.9, 0.05, 0.01], [0.4, 0.3, 0.2]]).tolist()
