@@ -228,6 +228,7 @@ class SpeculationConfig:
         'JSON with vLLM\'s keys, e.g. {"method": "ngram", "num_speculative_tokens": 8}, or short: '
         "ngram:8; several are joined by +. How many are guessed, up to that number, is decided for "
         "each step by what it gains.",
+        aliases=("speculative",),
         takes_json=True,
     )
 
@@ -275,6 +276,11 @@ class ServerConfig:
     )
     metrics_prefix: str = knob(
         "octavo", "Prefix of the names in /metrics; `vllm` suits its dashboards."
+    )
+    enable_per_request_metrics: bool = knob(
+        False,
+        "Say in each reply of one sequence how it ran: `metrics`, with times, tokens/s and what "
+        "became of guessed tokens. A stream has it in the chunk with the usage.",
     )
     shutdown_timeout: float = knob(
         30.0, "Time that running requests get to end on SIGTERM.", unit="seconds", low=0

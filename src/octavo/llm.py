@@ -14,9 +14,15 @@ from octavo.config import Config, knobs
 from octavo.core.clock import monotonic
 from octavo.core.errors import ConfigError, OctavoError, RequestError
 from octavo.core.request import FinishReason, Request
+from octavo.core.request_metrics import (
+    RequestMetrics,
+    SpecDecodeMetrics,
+    request_metrics,
+    spec_decode_metrics,
+)
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import EngineStats, RequestTimes, TokenDelta, TokenLogprobs
-from octavo.text.choice import Choice
+from octavo.text.choice import Choice, ChoicePiece
 from octavo.text.served_model import ServedModel
 from octavo.text.tokenizer import Tokenizer
 
@@ -39,6 +45,7 @@ class Logprob:
 class CompletionOutput:
     """One continuation. stop_reason: the stop string or stop token id that ended it. error: why it
     failed, if finish_reason is "error"; the others of its batch are not concerned.
+    spec_decode_metrics: what became of guessed tokens, if there were any.
     """
 
     index: int
@@ -49,12 +56,14 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    num_preemptions: int = 0
+    spec_decode_metrics: SpecDecodeMetrics | None = None
 
 
 @dataclass
 class RequestOutput:
-    """A prompt and its continuations. prompt: None if token ids were given. times: of the first
-    continuation.
+    """A prompt and its continuations. prompt: None if token ids were given. times, metrics: of the
+    first continuation.
     """
 
     request_id: str
@@ -65,6 +74,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     finished: bool = False
     times: RequestTimes | None = None
+    metrics: RequestMetrics | None = None
 
 
 @dataclass(frozen=True)
@@ -236,7 +246,8 @@ class LLM:
         for delta in self._loop.step():
             job = self._jobs.get(delta.request_id)
             if job is not None and job.take(delta):
-                self._loop.end(delta.request_id, delta.index, FinishReason.STOP)
+                for final in self._loop.end(delta.request_id, delta.index, FinishReason.STOP):
+                    job.take(final)
 
     def _add(self, job: _Job) -> None:
         self._loop.add(job.request)
@@ -289,12 +300,15 @@ class _Job:
 
     def take(self, delta: TokenDelta) -> bool:
         """Add a delta. Whether the engine must stop the sequence: a stop string ended its text."""
-        output = self.output.outputs[delta.index]
-        if delta.index == 0 and delta.times is not None:
-            self.output.times = delta.times
         piece = self._choices[delta.index].take(delta)
-        if piece is None:
-            return False
+        if piece is not None:
+            self._add(delta, piece)
+        if delta.times is not None:
+            self._add_account(delta, delta.times)
+        return piece is not None and piece.must_stop
+
+    def _add(self, delta: TokenDelta, piece: ChoicePiece) -> None:
+        output = self.output.outputs[delta.index]
         output.text += piece.text
         output.token_ids += piece.token_ids
         self._add_logprobs(output, piece.logprobs)
@@ -310,7 +324,15 @@ class _Job:
             ]
         self.output.finished = all(choice.is_finished for choice in self._choices)
         self._pieces.append(TextPiece(piece.text, len(piece.token_ids), output.finish_reason))
-        return piece.must_stop
+
+    def _add_account(self, delta: TokenDelta, times: RequestTimes) -> None:
+        """What the engine says of a sequence at its end."""
+        output = self.output.outputs[delta.index]
+        output.num_preemptions = delta.num_preemptions
+        output.spec_decode_metrics = spec_decode_metrics(delta.drafts)
+        if delta.index == 0:
+            self.output.times = times
+            self.output.metrics = request_metrics(times, len(output.token_ids), delta.drafts)
 
     def _add_logprobs(
         self, output: CompletionOutput, entries: Sequence[TokenLogprobs] | None

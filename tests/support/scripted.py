@@ -30,9 +30,11 @@ from octavo.engine.client import EngineClient
 from octavo.engine.inprocess import InProcessEngine
 from octavo.engine.loop import EngineLoop
 from octavo.kvcache.block_pool import BlockPool
+from octavo.scheduler.drafting import FixedDrafts
 from octavo.scheduler.policies import policy_named
 from octavo.scheduler.scheduler import Scheduler
 from octavo.server.app import create_app
+from octavo.speculative_config import SpeculativeConfig
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.pieces import byte_alphabet
 from octavo.text.served_model import ServedModel
@@ -140,7 +142,8 @@ class ScriptedExecutor:
 
     fault: (prompt ids, tokens generated so far) -> None, the error of that sequence alone (as a
     RequestError it is its request's own doing), or an exception that the step raises. step_seconds,
-    prefill_seconds: how long a step takes, and more if it has prompt tokens.
+    prefill_seconds: how long a step takes, and more if it has prompt tokens. is_misguess: (prompt
+    ids, tokens generated so far) -> whether a draft has another token than the script there.
     """
 
     script: Script
@@ -149,6 +152,7 @@ class ScriptedExecutor:
     step_seconds: float = 0.0
     prefill_seconds: float = 0.0
     fault: Callable[[Sequence[int], int], str | Exception | None] = lambda prompt, count: None
+    is_misguess: Callable[[Sequence[int], int], bool] = lambda prompt, count: False
     bindings: list[SlotBinding] = field(default_factory=list)
     _slots: dict[int, _Slot] = field(default_factory=dict)
 
@@ -193,11 +197,20 @@ class ScriptedExecutor:
             of_prompt = tuple(_logprobs(token, wanted) for token in ahead)
         if not sequence.samples:
             return SequenceOutput(sequence.slot, (), prompt_logprobs=of_prompt)
-        token = self.script(prompt, slot.generated)
+        num_drafts = sequence.draft.length if sequence.draft is not None else 0
+        tokens = [self.script(prompt, slot.generated)]
+        while len(tokens) <= num_drafts and not self.is_misguess(prompt, slot.generated):
+            slot.generated += 1
+            tokens.append(self.script(prompt, slot.generated))
         slot.generated += 1
         wanted = binding.sampling.logprobs
-        of_token = None if wanted is None else (_logprobs(token, wanted),)
-        return SequenceOutput(sequence.slot, (token,), of_token, of_prompt)
+        return SequenceOutput(
+            sequence.slot,
+            tuple(tokens),
+            None if wanted is None else tuple(_logprobs(token, wanted) for token in tokens),
+            of_prompt,
+            num_drafts=num_drafts,
+        )
 
 
 @dataclass
@@ -228,6 +241,7 @@ def scripted_engine(
     max_num_batched_tokens: int = 512,
     max_num_queued_reqs: int | None = None,
     enable_prefix_caching: bool = True,
+    draft_length: int = 0,
 ) -> InProcessEngine:
     scheduler = Scheduler(
         BlockPool(executor.num_blocks, enable_prefix_caching=enable_prefix_caching),
@@ -237,6 +251,7 @@ def scripted_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=model.max_model_len,
         max_num_queued_reqs=max_num_queued_reqs,
+        drafting=FixedDrafts(draft_length) if draft_length else None,
     )
     return InProcessEngine(lambda: (EngineLoop(scheduler, executor, monotonic), None))
 
@@ -291,12 +306,16 @@ def scripted_server(
     executor: ScriptedExecutor,
     model: ServedModel,
     config: ServerConfig | None = None,
+    *,
+    draft_length: int = 0,
     **scheduling: Any,
 ) -> Iterator[ScriptedServer]:
-    """A real uvicorn on a free port, on a thread."""
+    """A real uvicorn on a free port, on a thread. draft_length: of the drafts of each step."""
     config = config or ServerConfig()
-    engine = scripted_engine(executor, model, **scheduling)
-    app = create_app(model, engine, config, monotonic)
+    engine = scripted_engine(executor, model, draft_length=draft_length, **scheduling)
+    methods = ({"method": "scripted"},) if draft_length else ()
+    speculation = SpeculativeConfig(methods, (draft_length,) * len(methods), is_adaptive=False)
+    app = create_app(model, engine, config, monotonic, speculation=speculation)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, log_level="error"))
     is_ready = threading.Event()
     ports: list[int] = []

@@ -28,6 +28,10 @@ _QUOTIENTS = {
     "kv_fill": ("kv_tokens_total", "kv_capacity_tokens_total"),
     "prefix_hit_rate": ("prefix_cache_hits_total", "prefix_cache_queries_total"),
     "acceptance": ("spec_decode_num_accepted_tokens_total", "spec_decode_num_draft_tokens_total"),
+    "accepted_per_draft": (
+        "spec_decode_num_accepted_tokens_total",
+        "spec_decode_num_drafts_total",
+    ),
 }
 """Figure: by what two counters grew."""
 

@@ -56,7 +56,14 @@ def serve(config: Config, *, own_process: bool = True) -> None:
                 "enable_prefix_caching": config.cache.caches_prefixes,
                 "num_gpu_blocks": engine.facts.num_blocks,
             }
-            return create_app(model(), engine, config.server, monotonic, cache_info=cache_info)
+            return create_app(
+                model(),
+                engine,
+                config.server,
+                monotonic,
+                cache_info=cache_info,
+                speculation=config.speculation.parsed,
+            )
 
         def on_ready(url: str) -> None:
             # What has been made so far stays: later collections need not look through it.

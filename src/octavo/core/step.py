@@ -7,6 +7,8 @@ much, and a busy engine builds hundreds a step.
 
 from __future__ import annotations
 
+from functools import reduce
+from itertools import zip_longest
 from typing import NamedTuple
 
 from octavo.core.request import FinishReason
@@ -200,6 +202,19 @@ class DraftTotals(NamedTuple):
     seconds_saved: float = 0.0
     seconds_wasted: float = 0.0
 
+    def plus(self, other: DraftTotals) -> DraftTotals:
+        positions = zip_longest(
+            self.num_accepted_per_position, other.num_accepted_per_position, fillvalue=0
+        )
+        return DraftTotals(
+            self.num_drafts + other.num_drafts,
+            self.num_draft_tokens + other.num_draft_tokens,
+            self.num_accepted_tokens + other.num_accepted_tokens,
+            tuple(map(sum, positions)),
+            self.seconds_saved + other.seconds_saved,
+            self.seconds_wasted + other.seconds_wasted,
+        )
+
 
 class EngineStats(NamedTuple):
     """The engine's state after a step; the totals only grow.
@@ -214,7 +229,7 @@ class EngineStats(NamedTuple):
     in use, and kv_capacity: tokens that these blocks have places for, shared blocks counted once;
     1 - kv_tokens / kv_capacity is the KV memory that is reserved and not used.
 
-    drafts: of each configured way of guessing.
+    drafts: of each configured way of guessing, and all_drafts: of all together.
     """
 
     num_running: int = 0
@@ -234,3 +249,7 @@ class EngineStats(NamedTuple):
     total_kv_tokens: int = 0
     total_kv_capacity: int = 0
     drafts: tuple[DraftTotals, ...] = ()
+
+    @property
+    def all_drafts(self) -> DraftTotals:
+        return reduce(DraftTotals.plus, self.drafts, DraftTotals())

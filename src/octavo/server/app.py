@@ -30,6 +30,7 @@ from octavo.server.routes import ApiRoute, guarded
 from octavo.server.serving import Serving
 from octavo.server.stats_log import log_stats
 from octavo.server.tokenization import tokenization_routes
+from octavo.speculative_config import SpeculativeConfig
 from octavo.text.served_model import ServedModel
 
 
@@ -40,13 +41,15 @@ def create_app(
     clock: Clock,
     *,
     cache_info: Mapping[str, object] | None = None,
+    speculation: SpeculativeConfig | None = None,
 ) -> Starlette:
     """The application; its `state.serving` is what a server needs for shutting down.
 
     The engine must have been started; the application neither starts nor stops it. cache_info: what
-    /metrics says of the KV cache. Raises ConfigError.
+    /metrics says of the KV cache. speculation: what guesses, for the counters there. Raises
+    ConfigError.
     """
-    serving = Serving(model, engine, config, clock, cache_info or {})
+    serving = Serving(model, engine, config, clock, cache_info or {}, speculation)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

@@ -47,8 +47,9 @@ def chat_routes(serving: Serving) -> list[ApiRoute]:
             choices = await collect(generation)
 
         def respond() -> JSONResponse:
-            reply = _reply(choices, generation.usage.body(), tokenizer, echo)
-            return JSONResponse({**envelope, **reply}, headers=body.warning_headers)
+            reply = _reply(choices, tokenizer, echo)
+            fields = {**envelope, **reply, **generation.summary()}
+            return JSONResponse(fields, headers=body.warning_headers)
 
         return await offloaded(are_large(choices), respond)
 
@@ -115,9 +116,7 @@ def _echo(serving: Serving, fields: ChatRequest) -> str:
     return template.continued_text(fields.messages[-1], has_tools=bool(fields.tools))
 
 
-def _reply(
-    choices: list[Piece], usage: dict[str, object], tokenizer: Tokenizer, echo: str
-) -> dict[str, Any]:
+def _reply(choices: list[Piece], tokenizer: Tokenizer, echo: str) -> dict[str, Any]:
     reply: dict[str, Any] = {
         "choices": [
             {
@@ -129,7 +128,6 @@ def _reply(
             }
             for choice in choices
         ],
-        "usage": usage,
     }
     if (of_prompt := choices[0].prompt_logprobs) is not None:
         reply["prompt_logprobs"] = prompt_logprobs(tokenizer, of_prompt)

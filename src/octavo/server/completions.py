@@ -69,8 +69,8 @@ def completion_routes(serving: Serving) -> list[ApiRoute]:
 
         def respond() -> Response:
             whole = ",".join(shapes[choice.choice].whole(choice) for choice in choices)
-            usage = to_json(generation.usage.body())
-            reply = f'{to_json(envelope)[:-1]},"choices":[{whole}],"usage":{usage}}}'
+            summary = to_json(generation.summary())
+            reply = f'{to_json(envelope)[:-1]},"choices":[{whole}],{summary[1:]}'
             return Response(reply, headers=body.warning_headers, media_type="application/json")
 
         is_large = (fields.echo and body.is_large) or are_large(choices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -12,10 +13,12 @@ from typing import NamedTuple
 from octavo.core.clock import Clock
 from octavo.core.errors import EngineDeadError, RequestError
 from octavo.core.request import FinishReason, Request
+from octavo.core.request_metrics import RequestMetrics, request_metrics
 from octavo.core.step import TokenDelta, TokenLogprobs
 from octavo.engine.client import RequestStream
 from octavo.server.errors import SERVER_ERROR, sanitized
-from octavo.server.metrics import Metrics, RequestRecord
+from octavo.server.metrics import Metrics
+from octavo.server.request_record import RequestRecord
 from octavo.text.choice import Choice
 from octavo.text.tokenizer import Tokenizer
 
@@ -97,7 +100,7 @@ class Generation(AbstractAsyncContextManager["Generation"]):
     """Accepted requests, read to their end as one sequence of `Piece`s.
 
     All requests have the same `n`. Leaving the context aborts whatever still runs and calls
-    `on_exit`.
+    `on_exit`. shows_metrics: the reply says how its sequence ran.
     """
 
     def __init__(
@@ -108,6 +111,8 @@ class Generation(AbstractAsyncContextManager["Generation"]):
         metrics: Metrics,
         clock: Clock,
         on_exit: Callable[[Generation], None],
+        *,
+        shows_metrics: bool = False,
     ) -> None:
         self._clock = clock
         self._on_exit = on_exit
@@ -119,10 +124,21 @@ class Generation(AbstractAsyncContextManager["Generation"]):
         self._num_unfinished = self.num_choices
         self._failure: RequestError | None = None
         self.usage = Usage(sum(request.num_prompt_tokens for request in requests))
+        self._shows_metrics = shows_metrics
+        self._metrics: RequestMetrics | None = None
 
     @property
     def num_choices(self) -> int:
         return len(self._prompts) * self._n
+
+    def summary(self) -> dict[str, object]:
+        """The fields of a reply that are known when all has been delivered. `metrics` are of one
+        sequence: as in vLLM, there are none for several.
+        """
+        fields: dict[str, object] = {"usage": self.usage.body()}
+        if self._shows_metrics:
+            fields["metrics"] = None if self._metrics is None else asdict(self._metrics)
+        return fields
 
     def abort(self) -> None:
         """End what still runs; the final pieces come nevertheless."""
@@ -216,6 +232,9 @@ class Generation(AbstractAsyncContextManager["Generation"]):
         self, prompt: _Prompt, delta: TokenDelta, reason: FinishReason, now: float
     ) -> None:
         prompt.record.ended(delta.index, reason, now, delta.times, delta.num_preemptions)
+        if self.num_choices == 1 and delta.times is not None:
+            num_tokens = self.usage.completion_tokens
+            self._metrics = request_metrics(delta.times, num_tokens, delta.drafts)
 
 
 async def collect(generation: Generation) -> list[Piece]:

@@ -21,19 +21,29 @@ the quotient of what two of them have grown by is a mean over the time between t
 - 1 - kv_tokens_total / kv_capacity_tokens_total is the share of KV memory that is given to
   sequences and holds nothing. Blocks that sequences share count once; blocks that nobody holds, but
   where a prefix may still be found, do not count.
+
+Where tokens are guessed (--speculative-config), and only there, as in vLLM:
+
+- spec_decode_num_accepted_tokens_total / spec_decode_num_draft_tokens_total is the acceptance rate,
+  1 + spec_decode_num_accepted_tokens_total / spec_decode_num_drafts_total the tokens that a step
+  gives for a draft. Position 0 of spec_decode_num_accepted_tokens_per_pos_total counts drafts whose
+  first token was accepted.
+- spec_decode_seconds_saved_total - spec_decode_seconds_wasted_total is what a method has gained; 0
+  with fixed lengths, where nothing measures it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from octavo.core.errors import ConfigError
-from octavo.core.request import FinishReason, Request
-from octavo.core.step import EngineStats, RequestTimes
+from octavo.core.request import FinishReason
+from octavo.core.step import DraftTotals, EngineStats
+from octavo.speculative_config import SpeculativeConfig
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_:]*")
@@ -80,7 +90,8 @@ _MECHANISM = {
 class Metrics:
     """All metrics of one served model, in a registry of their own.
 
-    cache_info: labels of cache_config_info. Raises ConfigError for a prefix that can't be one.
+    cache_info: labels of cache_config_info. speculation: what guesses. Raises ConfigError for a
+    prefix that can't be one.
     """
 
     def __init__(
@@ -89,6 +100,7 @@ class Metrics:
         model_name: str,
         max_model_len: int,
         cache_info: Mapping[str, object] | None = None,
+        speculation: SpeculativeConfig | None = None,
     ) -> None:
         if not _PREFIX.fullmatch(prefix):
             raise ConfigError(
@@ -197,6 +209,9 @@ class Metrics:
             "Requests refused because too many wait.",
             reason="max_num_queued_reqs",
         )
+        self._drafts: _DraftCounters | None = None
+        if speculation is not None and speculation.methods:
+            self._drafts = _DraftCounters(self._counter, speculation)
         if cache_info:
             self._info("cache_config_info", "The KV cache's configuration.", cache_info)
 
@@ -220,6 +235,8 @@ class Metrics:
         self._preemptions.inc(stats.total_preemptions - last.total_preemptions)
         for field, counter in self._mechanism.items():
             counter.inc(getattr(stats, field) - getattr(last, field))
+        if self._drafts is not None:
+            self._drafts.count(last, stats)
         self._step_tokens.catch_up()
         self.inter_token.catch_up()
         self._generation_tokens.inc(self.num_generated)
@@ -252,6 +269,50 @@ class Metrics:
         return f"{self._prefix}:{name}"
 
 
+class _DraftCounters:
+    """What becomes of drafts: vLLM's counters over all methods, and each method's seconds."""
+
+    def __init__(self, counter: Callable[..., Counter], speculation: SpeculativeConfig) -> None:
+        self._num_drafts = counter("spec_decode_num_drafts", "Drafts that were verified.")
+        self._num_draft_tokens = counter(
+            "spec_decode_num_draft_tokens", "Guessed tokens that were verified."
+        )
+        self._num_accepted_tokens = counter(
+            "spec_decode_num_accepted_tokens", "Guessed tokens that the model confirmed."
+        )
+        self._per_position = [
+            counter(
+                "spec_decode_num_accepted_tokens_per_pos",
+                "Drafts whose token at this position was confirmed.",
+                position=str(position),
+            )
+            for position in range(speculation.max_length)
+        ]
+        methods = [str(method["method"]) for method in speculation.methods]
+        self._saved, self._wasted = [
+            [counter(f"spec_decode_seconds_{name}", doc, method=method) for method in methods]
+            for name, doc in (
+                ("saved", "Decoding that confirmed tokens have spared, less verifying them."),
+                ("wasted", "Guessing, and verifying tokens that were not confirmed."),
+            )
+        ]
+
+    def count(self, last: EngineStats, stats: EngineStats) -> None:
+        """Add what has happened since `last`."""
+        before, now = last.all_drafts, stats.all_drafts
+        self._num_drafts.inc(now.num_drafts - before.num_drafts)
+        self._num_draft_tokens.inc(now.num_draft_tokens - before.num_draft_tokens)
+        self._num_accepted_tokens.inc(now.num_accepted_tokens - before.num_accepted_tokens)
+        old_counts = before.num_accepted_per_position
+        for position, count in enumerate(now.num_accepted_per_position):
+            old = old_counts[position] if position < len(old_counts) else 0
+            self._per_position[position].inc(count - old)
+        for method, totals in enumerate(stats.drafts):
+            old_totals = last.drafts[method] if last.drafts else DraftTotals()
+            self._saved[method].inc(totals.seconds_saved - old_totals.seconds_saved)
+            self._wasted[method].inc(totals.seconds_wasted - old_totals.seconds_wasted)
+
+
 class _LazyHistogram:
     """A histogram that takes its values when somebody looks: each would cost 5 us or more between
     two tokens.
@@ -270,81 +331,6 @@ class _LazyHistogram:
         for value in self._unobserved:
             self._histogram.observe(value)
         self._unobserved.clear()
-
-
-class RequestRecord:
-    """Measures one accepted request as its client sees it."""
-
-    def __init__(self, metrics: Metrics, request: Request) -> None:
-        self._metrics = metrics
-        self._request = request
-        n = request.sampling.n
-        self._first: list[float | None] = [None] * n
-        self._last = [0.0] * n
-        self._num_tokens = [0] * n
-        self._unfinished = set(range(n))
-        self._is_started = False
-
-    def delivered(self, index: int, num_tokens: int, num_cached: int, now: float) -> None:
-        """Sequence `index` got tokens."""
-        metrics = self._metrics
-        if self._first[index] is None:
-            self._first[index] = now
-            metrics.first_token.observe(now - self._request.arrival_time)
-            if not self._is_started:
-                self._start(num_cached)
-        else:
-            metrics.inter_token.observe(now - self._last[index])
-        self._last[index] = now
-        self._num_tokens[index] += num_tokens
-        metrics.num_generated += num_tokens
-
-    def ended(
-        self,
-        index: int,
-        reason: FinishReason,
-        now: float,
-        times: RequestTimes | None = None,
-        num_preemptions: int = 0,
-    ) -> None:
-        """Sequence `index` got its last delta; `times` is None if the engine died before that."""
-        if index not in self._unfinished:
-            return
-        self._unfinished.remove(index)
-        metrics, num_tokens, first = self._metrics, self._num_tokens[index], self._first[index]
-        metrics.ended[reason].inc()
-        metrics.num_generation_tokens.observe(num_tokens)
-        metrics.num_preemptions.observe(num_preemptions)
-        metrics.e2e.observe(now - self._request.arrival_time)
-        if first is not None and num_tokens > 1:
-            metrics.per_output_token.observe((self._last[index] - first) / (num_tokens - 1))
-        if times is not None and times.first_scheduled is not None:
-            metrics.queue.observe(times.first_scheduled - times.arrival)
-            metrics.inference.observe(times.finished - times.first_scheduled)
-            if times.first_token is not None:
-                metrics.prefill.observe(times.first_token - times.first_scheduled)
-                metrics.decode.observe(times.finished - times.first_token)
-        if not self._unfinished:
-            metrics.params_n.observe(self._request.sampling.n)
-            metrics.params_max_tokens.observe(self._request.max_tokens)
-            metrics.most_generation_tokens.observe(max(self._num_tokens))
-
-    def lost(self, reason: FinishReason, now: float) -> None:
-        """No more deltas will come for the sequences that have not ended."""
-        for index in list(self._unfinished):
-            self.ended(index, reason, now)
-
-    def _start(self, num_cached: int) -> None:
-        self._is_started = True
-        num_prompt = self._request.num_prompt_tokens
-        num_computed = num_prompt - num_cached
-        metrics = self._metrics
-        metrics.prompt_tokens.inc(num_prompt)
-        metrics.prompt_tokens_cached.inc(num_cached)
-        metrics.prompt_tokens_hit.inc(num_cached)
-        metrics.prompt_tokens_computed.inc(num_computed)
-        metrics.num_prompt_tokens.observe(num_prompt)
-        metrics.num_computed_tokens.observe(num_computed)
 
 
 def _one_two_five(highest: int) -> list[int]:

@@ -14,6 +14,7 @@ from octavo.engine.client import EngineClient, RequestStream
 from octavo.server.generation import Generation
 from octavo.server.metrics import Metrics
 from octavo.server.prompts import PromptEncoder
+from octavo.speculative_config import SpeculativeConfig
 from octavo.text.served_model import ServedModel
 
 
@@ -27,13 +28,16 @@ class Serving:
         config: ServerConfig,
         clock: Clock,
         cache_info: Mapping[str, object],
+        speculation: SpeculativeConfig | None = None,
     ) -> None:
         self.model = model
         self.engine = engine
         self.config = config
         self.clock = clock
         self.prompts = PromptEncoder(model)
-        self.metrics = Metrics(config.metrics_prefix, model.name, model.max_model_len, cache_info)
+        self.metrics = Metrics(
+            config.metrics_prefix, model.name, model.max_model_len, cache_info, speculation
+        )
         engine.on_stats = self.metrics.on_stats
         self._open: set[Generation] = set()
         self._is_closing = False
@@ -70,6 +74,7 @@ class Serving:
             self.metrics,
             self.clock,
             on_exit=self._open.discard,
+            shows_metrics=self.config.enable_per_request_metrics,
         )
         self._open.add(generation)
         return generation

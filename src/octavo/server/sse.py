@@ -45,6 +45,7 @@ class ChunkWriter:
         self, envelope: Mapping[str, Any], generation: Generation, options: StreamOptions | None
     ) -> None:
         self._usage = generation.usage
+        self._summary = generation.summary
         self._wants_usage = options is not None and options.include_usage
         self._is_continuous = (
             options is not None and options.include_usage and options.continuous_usage_stats
@@ -89,7 +90,7 @@ class ChunkWriter:
         """The chunk with the whole usage, if asked for."""
         if not self._wants_usage:
             return b""
-        return f'{self._head}],"usage":{to_json(self._usage.body())}}}\n\n'.encode()
+        return f"{self._head}],{to_json(self._summary())[1:]}\n\n".encode()
 
     @property
     def close(self) -> str:

@@ -1,9 +1,10 @@
-"""The line about the engine that appears in the log every few seconds."""
+"""The lines about the engine that appear in the log every few seconds."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import zip_longest
 
 from octavo.core.clock import Clock
 from octavo.core.step import EngineStats
@@ -21,9 +22,10 @@ async def log_stats(engine: EngineClient, interval: float, clock: Clock) -> None
         is_idle = stats.num_running + stats.num_waiting == 0 and stats.total_steps == (
             before.total_steps
         )
-        logger.log(
-            logging.DEBUG if is_idle else logging.INFO, stats_line(before, stats, now - since)
-        )
+        level = logging.DEBUG if is_idle else logging.INFO
+        logger.log(level, stats_line(before, stats, now - since))
+        if (line := drafts_line(before, stats, now - since)) is not None:
+            logger.log(level, line)
         before, since = stats, now
 
 
@@ -43,3 +45,29 @@ def stats_line(before: EngineStats, after: EngineStats, seconds: float) -> str:
         f"Prefix cache hit rate: {hit_rate:.1%}",
     ]
     return "Engine 000: " + ", ".join(parts)
+
+
+def drafts_line(before: EngineStats, after: EngineStats, seconds: float) -> str | None:
+    """vLLM's line about the drafts of the interval; None if there were none. A position's rate is
+    of all drafts, also of those that were not as long.
+    """
+    old, new = before.all_drafts, after.all_drafts
+    num_drafts = new.num_drafts - old.num_drafts
+    if not num_drafts:
+        return None
+    drafted = new.num_draft_tokens - old.num_draft_tokens
+    accepted = new.num_accepted_tokens - old.num_accepted_tokens
+    positions = zip_longest(
+        new.num_accepted_per_position, old.num_accepted_per_position, fillvalue=0
+    )
+    rates = [(count - count_before) / num_drafts for count, count_before in positions]
+    parts = [
+        f"Mean acceptance length: {1 + accepted / num_drafts:.2f}",
+        f"Accepted throughput: {accepted / seconds:.2f} tokens/s",
+        f"Drafted throughput: {drafted / seconds:.2f} tokens/s",
+        f"Accepted: {accepted} tokens",
+        f"Drafted: {drafted} tokens",
+        f"Per-position acceptance rate: {', '.join(f'{rate:.3f}' for rate in rates or [0.0])}",
+        f"Avg Draft acceptance rate: {accepted / drafted:.1%}",
+    ]
+    return "SpecDecoding metrics: " + ", ".join(parts)

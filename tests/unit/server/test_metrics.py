@@ -5,8 +5,10 @@ import pytest
 from octavo.core.errors import ConfigError
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import EngineStats, RequestTimes
-from octavo.server.metrics import Metrics, RequestRecord, _one_two_five
+from octavo.core.step import DraftTotals, EngineStats, RequestTimes
+from octavo.server.metrics import Metrics, _one_two_five
+from octavo.server.request_record import RequestRecord
+from octavo.speculative_config import SpeculativeConfig
 
 LABELS = '{engine="0",model_name="m"}'
 
@@ -72,6 +74,34 @@ def test_engine_totals_become_counters() -> None:
     # The second report was not about a new step.
     assert found["octavo:iteration_tokens_total_count"] == 1
     assert found["octavo:iteration_tokens_total_sum"] == 7
+
+
+def test_what_became_of_drafts_becomes_counters() -> None:
+    methods = ({"method": "ngram"}, {"method": "eagle"})
+    metrics = Metrics("vllm", "m", 100, speculation=SpeculativeConfig(methods, (2, 3)))
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    positions = [f'{name}{{engine="0",model_name="m",position="{i}"}}' for i in range(3)]
+    assert [values(metrics).get(position) for position in positions] == [0, 0, 0]
+    first = DraftTotals(4, 8, 3, (2, 1), 0.5, 0.25)
+    metrics.on_stats(EngineStats(drafts=(first, DraftTotals())))
+    metrics.exposition()
+    second = DraftTotals(2, 6, 5, (2, 2, 1), 0.0, 1.5)
+    metrics.on_stats(EngineStats(drafts=(first, second)))
+    found = values(metrics)
+    assert found["vllm:spec_decode_num_drafts_total"] == 6
+    assert found["vllm:spec_decode_num_draft_tokens_total"] == 14
+    assert found["vllm:spec_decode_num_accepted_tokens_total"] == 8
+    assert [found[position] for position in positions] == [4, 3, 1]
+    for method, saved, wasted in (("ngram", 0.5, 0.25), ("eagle", 0.0, 1.5)):
+        labels = f'{{engine="0",method="{method}",model_name="m"}}'
+        assert found[f"vllm:spec_decode_seconds_saved_total{labels}"] == saved
+        assert found[f"vllm:spec_decode_seconds_wasted_total{labels}"] == wasted
+
+
+def test_without_speculation_there_are_no_such_counters() -> None:
+    for speculation in (None, SpeculativeConfig(())):
+        metrics = Metrics("octavo", "m", 100, speculation=speculation)
+        assert "spec_decode" not in metrics.exposition().decode()
 
 
 def test_what_explains_the_throughput_becomes_counters() -> None:

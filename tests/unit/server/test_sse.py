@@ -41,6 +41,9 @@ class Burst:
     def abort(self) -> None:
         pass
 
+    def summary(self) -> dict[str, object]:
+        return {"usage": self.usage.body()}
+
     async def deliver(self, take: Callable[[Piece], None]) -> None:
         for text in TEXTS:
             self.usage.completion_tokens += 1

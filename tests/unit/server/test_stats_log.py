@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from octavo.core.clock import monotonic
-from octavo.core.step import EngineStats
-from octavo.server.stats_log import log_stats, stats_line
+from octavo.core.step import DraftTotals, EngineStats
+from octavo.server.stats_log import drafts_line, log_stats, stats_line
 
 
 def test_line() -> None:
@@ -29,6 +29,22 @@ def test_line() -> None:
         "GPU KV cache usage: 12.5%, Prefix cache hit rate: 33.3%"
     )
     assert ", Preemptions: 2, " in stats_line(before, after._replace(total_preemptions=2), 10.0)
+
+
+def test_line_about_drafts() -> None:
+    before = EngineStats(drafts=(DraftTotals(2, 8, 2, (2,)), DraftTotals()))
+    after = EngineStats(drafts=(DraftTotals(6, 20, 5, (3, 2)), DraftTotals(4, 16, 6, (4, 1, 1))))
+    assert drafts_line(before, after, 10.0) == (
+        "SpecDecoding metrics: Mean acceptance length: 2.12, Accepted throughput: 0.90 tokens/s, "
+        "Drafted throughput: 2.80 tokens/s, Accepted: 9 tokens, Drafted: 28 tokens, "
+        "Per-position acceptance rate: 0.625, 0.375, 0.125, Avg Draft acceptance rate: 32.1%"
+    )
+    assert drafts_line(after, after, 10.0) is None
+    assert drafts_line(EngineStats(), EngineStats(), 10.0) is None
+    nothing_accepted = EngineStats(drafts=(DraftTotals(1, 3),))
+    line = drafts_line(EngineStats(), nothing_accepted, 1.0) or ""
+    assert "Mean acceptance length: 1.00" in line
+    assert "Per-position acceptance rate: 0.000, " in line
 
 
 def test_an_idle_engine_is_quiet(caplog: pytest.LogCaptureFixture) -> None:

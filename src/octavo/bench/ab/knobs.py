@@ -28,6 +28,11 @@ def knob_arms(experiment: str, base: Arm) -> list[Arm]:
         )
     knob = _knob(name.strip().removeprefix("--").replace("-", "_"))
     chosen = [value.strip() for value in values.split(",")]
+    if knob.takes_json and "{" in values:
+        raise ConfigError(
+            f"{knob.name} as JSON has commas: write it short, as in off,ngram:4, or give two arms "
+            "with --a and --b instead"
+        )
     if len(chosen) < 2 or len(set(chosen)) < len(chosen) or "" in chosen:
         raise ConfigError(f"--knob {name} needs at least two different values, got {values!r}")
     if any(word.partition("=")[0] in _flags(knob) for word in base.text.split()):

@@ -73,6 +73,12 @@ _MECHANISMS = (
         is_share=True,
     ),
     Mechanism(
+        name="accepted_per_draft",
+        label="accepted/draft",
+        meaning="Drafted tokens that the model confirmed, of a draft.",
+        digits=1,
+    ),
+    Mechanism(
         name="kv_usage_mean",
         label="KV in use",
         meaning="Of all KV memory, what sequences hold; the mean of samples.",

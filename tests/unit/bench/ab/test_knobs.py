@@ -24,6 +24,16 @@ def test_switches_and_defaults_become_the_flags_of_serve() -> None:
     assert int8.text.endswith("--quantization int8")
 
 
+def test_speculation_is_a_knob_with_a_short_name() -> None:
+    off, one, two = knob_arms("speculative=off,ngram:3,ngram+suffix", BASE)
+    assert off.text.endswith("--speculative-config off")
+    assert (one.name, two.name) == (
+        "speculative_config=ngram:3",
+        "speculative_config=ngram+suffix",
+    )
+    assert one.text.endswith("--speculative-config ngram:3")
+
+
 def test_sizes_have_suffixes() -> None:
     arms = knob_arms("kv_cache_memory_bytes=16M,1G", BASE)
     assert arms[0].text.endswith("--kv-cache-memory-bytes 16M")
@@ -41,6 +51,7 @@ def test_sizes_have_suffixes() -> None:
         ("dtype=float32,bfloat16", "leave one out"),
         ("port=1,2", "not for --knob"),
         ("kernels={},{}", "two arms"),
+        ('speculative_config=off,{"method": "ngram"}', "write it short"),
     ],
 )
 def test_what_can_not_be_tried_is_refused(experiment: str, message: str) -> None:
