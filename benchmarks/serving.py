@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -67,6 +68,7 @@ class Stream:
     sent: float
     arrivals: list[float]
     num_tokens: int
+    text: str = ""
 
     @property
     def gaps(self) -> list[float]:
@@ -79,15 +81,20 @@ def prompt(number: int, num_words: int = 40) -> str:
     return f"{number} {' '.join(words)}"
 
 
-async def stream(client: httpx.AsyncClient, text: str, max_tokens: int) -> Stream:
-    """One streamed completion of exactly `max_tokens` tokens."""
+async def stream(
+    client: httpx.AsyncClient, prompt: str | Sequence[int], max_tokens: int, **options: Any
+) -> Stream:
+    """One streamed completion of a text or of token ids, of exactly `max_tokens` tokens unless
+    `options`, further fields of the request, say otherwise.
+    """
     body = {
-        "prompt": text,
+        "prompt": prompt,
         "max_tokens": max_tokens,
         "ignore_eos": True,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **options,
     }
     result = Stream(time.perf_counter(), [], 0)
     async with client.stream("POST", "/v1/completions", json=body) as response:
@@ -101,6 +108,7 @@ async def stream(client: httpx.AsyncClient, text: str, max_tokens: int) -> Strea
                 raise SystemExit(f"the server failed: {chunk['error']}")
             if chunk["choices"]:
                 result.arrivals.append(now)
+                result.text += chunk["choices"][0]["text"]
             if chunk.get("usage"):
                 result.num_tokens = chunk["usage"]["completion_tokens"]
     return result
