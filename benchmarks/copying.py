@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
@@ -166,6 +167,16 @@ def table(found: dict[str, Any]) -> list[list[str]]:
             row += [spread(arm[kind]), "" if base is arm else spread(ratios(arm[kind], base[kind]))]
         rows.append(row)
     return rows
+
+
+def ahead(found: dict[str, Any], ours: Sequence[str]) -> str:
+    """The fastest of our arms against the fastest of the others, in a sentence."""
+    others = [name for name in found if name not in ours]
+    best, rival = (
+        max(names, key=lambda name: median(found[name]["decode_rates"])) for names in (ours, others)
+    )
+    times = ratios(found[best]["decode_rates"], found[rival]["decode_rates"])
+    return f"{best} against {rival}: {spread(times)} times the tokens/s"
 
 
 def ratios(rates: Sequence[float], base: Sequence[float]) -> list[float]:

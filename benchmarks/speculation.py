@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import yaml
@@ -46,7 +46,7 @@ PARTS = ("copying", "head", "concurrency", "batch", "theory")
 LENGTHS = range(1, 9)
 SIZES = (1, 2, 4, 8, 16, 32)
 IDLE = '{"method": "ngram", "adaptive": false, "prompt_lookup_min": 64, "prompt_lookup_max": 64}'
-"""Never finds anything: its steps are those of no speculation, timed as those that verify."""
+"""Hardly ever finds anything: its steps are those of no speculation, timed as those that verify."""
 Prompts = list[list[int]]
 Rows = list[list[str]]
 
@@ -77,6 +77,50 @@ def main() -> None:
                 args.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
+@dataclass(frozen=True)
+class Costs:
+    """Of a step while speculating, in steps of no speculation.
+
+    tokens: that it brings. most_tokens: that it would if all guesses were right. draft, verify:
+    what it takes; verify is 1 for a step that verifies nothing.
+    """
+
+    tokens: float
+    most_tokens: float
+    draft: float
+    verify: float
+
+    @classmethod
+    def of(cls, counts: Counts, idle: Counts) -> Costs:
+        steps = counts.num_steps
+        plain_s = idle.plain_seconds / idle.num_plain_steps
+        return cls(
+            counts.num_tokens / steps,
+            1 + counts.num_draft_tokens / steps,
+            counts.draft_seconds / steps / plain_s,
+            counts.step_seconds / steps / plain_s,
+        )
+
+    @property
+    def speedup(self) -> float:
+        return self.tokens / (self.draft + self.verify)
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """tokens, draft, verify, speedup; and the speedup if all guesses were right, if drafts
+        cost nothing, if verifying cost nothing.
+        """
+        return (
+            self.tokens,
+            self.draft,
+            self.verify,
+            self.speedup,
+            self.most_tokens / (self.draft + self.verify),
+            self.tokens / self.verify,
+            self.tokens / (self.draft + 1),
+        )
+
+
 @dataclass
 class Measured:
     """One arm at one load: what it did in each round, and its texts of the first."""
@@ -92,43 +136,9 @@ class Measured:
     def total(self) -> Counts:
         return sum(self.rounds, Counts())
 
-
-@dataclass(frozen=True)
-class Costs:
-    """Of a step while speculating, in steps of no speculation.
-
-    tokens: that it brings. most_tokens: that it would if all guesses were right. draft, verify:
-    what it takes; verify is 1 for a step that verifies nothing.
-    """
-
-    tokens: float
-    most_tokens: float
-    draft: float
-    verify: float
-
-    @classmethod
-    def of(cls, counts: Counts, plain_step_s: float) -> Costs:
-        """Of steps of one sequence."""
-        steps = counts.num_steps
-        return cls(
-            counts.num_tokens / steps,
-            1 + counts.num_draft_tokens / steps,
-            counts.draft_seconds / steps / plain_step_s,
-            counts.step_seconds / steps / plain_step_s,
-        )
-
-    @property
-    def speedup(self) -> float:
-        return self.tokens / (self.draft + self.verify)
-
-    @property
-    def bounds(self) -> tuple[float, float, float]:
-        """The speedup if all guesses were right, or drafts, or verifying, cost nothing."""
-        return (
-            self.most_tokens / (self.draft + self.verify),
-            self.tokens / self.verify,
-            self.tokens / (self.draft + 1),
-        )
+    def costs(self, idle: Measured) -> list[Costs]:
+        """By round, of one sequence at a time. idle: an arm that verified nothing."""
+        return [Costs.of(*pair) for pair in zip(self.rounds, idle.rounds, strict=True)]
 
 
 class Bench:
@@ -163,6 +173,8 @@ class Bench:
         warm_up = Task("warm-up", self.questions[0], 32)
         found = copying.measure([*ours, *self.rivals], [warm_up, *self.tasks], self.rounds)
         show("Copying, one request at a time, over HTTP", copying.table(found))
+        if self.rivals:
+            print(copying.ahead(found, list(arms)))
         plain = found["octavo"]["texts"]
         for name in list(arms)[1:]:
             pairs = zip(plain, found[name]["texts"], strict=True)
@@ -182,14 +194,14 @@ class Bench:
             for temperature in (0.0, 0.7):
                 sampling = SamplingParams(temperature=temperature, max_tokens=128)
                 arms = self.play(engines, self.questions, sampling, 1)
-                off, head, step_s = arms["off"], arms["head"], plain_step_s(arms["idle"].total)
+                off, head = arms["off"], arms["head"]
                 speedup = spread(ratios(head.rates, off.rates))
                 rows.append([f"{temperature}", spread(off.rates), spread(head.rates), speedup])
-                cost = Costs.of(head.total, step_s)
-                cells = (cost.tokens, cost.draft, cost.verify, cost.speedup, *cost.bounds)
+                each = head.costs(arms["idle"])
                 costs.append([f"{temperature}", f"{head.total.acceptance:.0%}"])
-                costs[-1] += [f"{cell:.2f}" for cell in cells]
-                found[f"{temperature}"] = as_json(arms) | {"costs": asdict(cost)}
+                for figure in zip(*(cost.figures for cost in each), strict=True):
+                    costs[-1].append(f"{median(figure):.2f}")
+                found[f"{temperature}"] = as_json(arms)
         show("Questions, one at a time, with a head", rows)
         show("What limits it; seconds are in steps of no speculation", costs)
         return found
@@ -262,16 +274,17 @@ class Bench:
         found: dict[str, Any] = {}
         with self.engines(arms) as engines:
             got = self.play(engines, [task.token_ids for task in self.tasks], sampling, 1)
-        step_s = plain_step_s(got["idle"].total)
+        off, idle = got["off"], got["idle"]
         for length in LENGTHS:
             arm = got[str(length)]
-            cost = Costs.of(arm.total, step_s)
-            speedups = ratios(arm.rates, got["off"].rates)
-            cells = (cost.tokens, tokens_by_one_rate(arm.total, length), cost.draft, cost.verify)
-            rows.append([str(length), *(f"{cell:.2f}" for cell in (*cells, cost.speedup))])
-            rows[-1] += [spread(speedups), f"{median(speedups) / cost.speedup:.3f}"]
-            figures = {"theory": cost.speedup, "measured": speedups}
-            found[str(length)] = {"costs": asdict(cost), **figures}
+            costs = arm.costs(idle)
+            theory = [cost.speedup for cost in costs]
+            measured = ratios(arm.rates, off.rates)
+            rows.append([str(length), mean(cost.tokens for cost in costs)])
+            rows[-1] += [f"{tokens_by_one_rate(arm.total, length):.2f}"]
+            rows[-1] += [mean(cost.draft for cost in costs), mean(cost.verify for cost in costs)]
+            rows[-1] += [spread(theory), spread(measured), spread(ratios(measured, theory))]
+            found[str(length)] = {"theory": theory, "measured": measured}
         show("Copying, one at a time: measured speedup and arXiv 2211.17192, theorem 3.8", rows)
         return found | {"arms": as_json(got)}
 
@@ -298,7 +311,7 @@ class Bench:
         arms that should not.
         """
         measured = {name: Measured() for name in engines}
-        few = max(4, 2 * concurrency)
+        few = 1 if concurrency == 1 else max(4, 2 * concurrency)
         turn = 0
         for number in range(self.rounds):
             counts = {name: Counts() for name in engines}
@@ -333,8 +346,8 @@ def repeated(prompts: Prompts, count: int) -> Prompts:
     return list(islice(cycle(prompts), count))
 
 
-def plain_step_s(idle: Counts) -> float:
-    return idle.step_seconds / idle.num_steps
+def mean(values: Iterable[float]) -> str:
+    return f"{fmean(values):.2f}"
 
 
 def tokens_by_one_rate(counts: Counts, length: int) -> float:
