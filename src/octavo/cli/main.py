@@ -13,6 +13,7 @@ import octavo
 from octavo.cli.ab import ab
 from octavo.cli.arguments import FOR_SERVERS, JsonOption, ModelArgument, configuration
 from octavo.cli.bench import bench_app, profile, verify_determinism
+from octavo.cli.draft import draft_app
 from octavo.cli.help import Verb
 from octavo.cli.measure import report, sweep
 from octavo.cli.measure import serve as bench_serve
@@ -189,6 +190,7 @@ bench_app.command("serve", cls=Verb)(bench_serve)
 bench_app.command(cls=Verb)(sweep)
 bench_app.command(cls=Verb)(report)
 app.add_typer(bench_app, name="bench")
+app.add_typer(draft_app, name="draft")
 app.command(cls=Verb)(ab)
 app.command(cls=Verb)(profile)
 app.command(cls=Verb)(verify_determinism)

@@ -24,7 +24,7 @@ from octavo.core.strict_json import unique_names
 from octavo.weights.checkpoint import TensorSpec
 from octavo.weights.mapped_file import map_file
 
-_DTYPES: Mapping[str, np.dtype[Any]] = {
+DTYPES: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -41,6 +41,7 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
+"""The format's names of types."""
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 # What numpy can describe; it counts the bytes of an empty array as if no extent were 0.
 _MAX_AXES = 64
@@ -111,17 +112,15 @@ class SafetensorsFile:
             is_valid = False
         if not is_valid:
             raise ConfigError(f"{where} has a malformed header entry {entry!r:.120}; save it again")
-        if dtype not in _DTYPES:
-            raise ConfigError(
-                f"{where} has dtype {dtype!r:.80}; supported are {', '.join(_DTYPES)}"
-            )
-        expected = math.prod(shape) * _DTYPES[dtype].itemsize
+        if dtype not in DTYPES:
+            raise ConfigError(f"{where} has dtype {dtype!r:.80}; supported are {', '.join(DTYPES)}")
+        expected = math.prod(shape) * DTYPES[dtype].itemsize
         if end - begin != expected:
             raise ConfigError(
                 f"{where} of shape {list(shape)} and dtype {dtype} needs {expected} bytes, its "
                 f"offsets [{begin}, {end}] hold {end - begin}; save it again"
             )
-        self.tensors[name] = TensorSpec(name, shape, _DTYPES[dtype].name)
+        self.tensors[name] = TensorSpec(name, shape, DTYPES[dtype].name)
         self._begins[name] = begin
 
     def _check_coverage(self) -> None:
