@@ -46,9 +46,7 @@ def gather(path: Path, num_tokens: int, answering: Answering) -> list[Response]:
 
 def test_all_but_the_held_out_are_asked_at_every_temperature() -> None:
     given = list(asked(4))
-    kinds = [
-        (q.conversation[0]["content"], q.sampling.temperature, q.held_out) for q in given
-    ]
+    kinds = [(q.conversation[0]["content"], q.sampling.temperature, q.held_out) for q in given]
     assert kinds == [
         ("0", 0.0, True),
         ("1", 0.0, True),
