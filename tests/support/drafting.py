@@ -133,7 +133,9 @@ class DraftDrive:
             self.slots.replace_block(copy.slot, copy.index, copy.target)
         self._bindings, self._copies = [], []
         self.proposer.begin(step)
-        found = self.proposer.propose([DraftTask(slot, r) for slot, r in requests.items()])
+        tasks = [DraftTask(slot, request) for slot, request in requests.items()]
+        self.proposer.catch_up(tasks)
+        found = self.proposer.propose(tasks)
         proposed = {s: draft for s, draft in zip(requests, found, strict=True) if draft is not None}
         self._verify(step, proposed)
         return proposed

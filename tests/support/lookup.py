@@ -46,7 +46,9 @@ class LookupBench:
 
     def draft(self, length: int, min_probability: float = 0.0, *, slot: int = 0) -> list[int]:
         request = DraftRequest(0, length, min_probability)
-        (draft,) = self.proposer.propose([DraftTask(slot, request)])
+        task = DraftTask(slot, request)
+        self.proposer.catch_up([task])
+        (draft,) = self.proposer.propose([task])
         if draft is None:
             return []
         assert draft.parents is None

@@ -132,13 +132,15 @@ class StepOutput(NamedTuple):
 
     seconds: that the step took, without drafting; 0 if they weren't measured. draft_seconds: that
     each of the configured proposers took, be it to guess or to take note of the step; empty if they
-    weren't measured.
+    weren't measured. catch_up_seconds: that each took besides, to read what it had missed of
+    sequences that it was to guess for: once for a sequence, and after a pause, not for each draft.
     """
 
     step_id: int
     sequences: list[SequenceOutput]
     seconds: float = 0.0
     draft_seconds: tuple[float, ...] = ()
+    catch_up_seconds: tuple[float, ...] = ()
 
 
 class RequestTimes(NamedTuple):

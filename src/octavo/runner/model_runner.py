@@ -100,7 +100,7 @@ class ModelRunner:
         seconds = self._clock() - began
         kept = _kept_rows(batch, verified)
         self._speculation.observe(ComputedStep(step, batch.host, hidden, tuple(taps), kept))
-        return StepOutput(step.step_id, outputs, seconds, self._speculation.take_seconds())
+        return StepOutput(step.step_id, outputs, seconds, *self._speculation.take_seconds())
 
     def seconds_by_rows(self, counts: Sequence[int], repeats: int = 3) -> list[tuple[int, float]]:
         """(rows, seconds) of forwards that compute so many tokens and the logits of each: what

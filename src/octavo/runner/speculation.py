@@ -44,6 +44,13 @@ class Verified(NamedTuple):
     is_refusal: bool = False
 
 
+class MethodSeconds(NamedTuple):
+    """What each method took; see StepOutput."""
+
+    drafting: tuple[float, ...]
+    catching_up: tuple[float, ...]
+
+
 class ComputedStep(NamedTuple):
     """A step of S sequences and T tokens after its forward and verification.
 
@@ -98,6 +105,6 @@ class Speculation(Protocol):
         """A step was computed."""
         ...
 
-    def take_seconds(self) -> tuple[float, ...]:
-        """What each method took since the last call."""
+    def take_seconds(self) -> MethodSeconds:
+        """What was taken since the last call."""
         ...

@@ -67,6 +67,9 @@ class DraftModel:
         self._num_fed.clear()
         self._coverage.begin(step)
 
+    def catch_up(self, tasks: Sequence[DraftTask]) -> None:
+        self._loop.catch_up(tasks, self._coverage)
+
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
         drafts = self._loop.draft(tasks, self._coverage)
         for task, draft in zip(tasks, drafts, strict=True):

@@ -22,6 +22,8 @@ from octavo.speculative.proposer import DraftTask
 # Tokens that one step lets the model catch up on: as many as a step of the target has on CPUs, so
 # that a long prompt never makes the other sequences wait for longer than they are used to.
 _MAX_CATCH_UP = 512
+# So many are read with the first forward of a draft, which takes hardly longer than with one.
+_FEW = 8
 
 
 class Coverage(Protocol):
@@ -85,59 +87,60 @@ class DraftingLoop:
         """kv_layers: the model's."""
         self._slots = slots
         self._kv_layers = kv_layers
+        self._warm_up()
+
+    def catch_up(self, tasks: Sequence[DraftTask], coverage: Coverage) -> None:
+        """Read all but the last token of sequences that the model lacks more than a few tokens of;
+        if that takes several steps, the shortest come first.
+        """
+        missing = []
+        for task in tasks:
+            length = int(self._slots.lengths[task.slot])
+            num_missing = length - coverage.covered(task.slot)
+            if num_missing > _FEW and self._sees(length):
+                missing.append((num_missing, task.slot))
+        room, work = _MAX_CATCH_UP, []
+        for _, slot in sorted(missing):
+            # Asked again: one before it in this batch may fill blocks that they share.
+            start = coverage.covered(slot)
+            end = min(int(self._slots.lengths[slot]) - 1, start + room)
+            if start < end:
+                room -= end - start
+                coverage.fill(slot, end)
+                work.append(ScheduledSequence(slot, start, end - start, (), False))
+        if work:
+            batch = build_batch(self._slots, work, self._slots.block_size).host
+            self._forward(self._backend.batch_context(batch, self._kv_layers))
 
     def draft(self, tasks: Sequence[DraftTask], coverage: Coverage) -> list[Draft | None]:
-        """Compute what the model lacks of the sequences, and go on where it lacks nothing then.
-
-        None for a sequence that it has not caught up with yet, that is longer than it can see, or
-        whose next token it is not sure enough of.
+        """After `catch_up`. None for a sequence that the model has not caught up with yet, that is
+        longer than it can see, or whose next token it is not sure enough of.
         """
         drafts: list[Draft | None] = [None] * len(tasks)
-        work = self._catch_up(tasks, coverage)
+        indices, work = [], []
+        for index, task in enumerate(tasks):
+            length = int(self._slots.lengths[task.slot])
+            # The last token is read in any case, for its logits.
+            start = min(coverage.covered(task.slot), length - 1)
+            if length - start <= _FEW and self._sees(length):
+                coverage.fill(task.slot, length)
+                indices.append(index)
+                work.append(ScheduledSequence(task.slot, start, length - start, (), True))
         if not work:
             return drafts
-        sequences = [sequence for _, sequence in work]
-        batch = build_batch(self._slots, sequences, self._slots.block_size).host
-        ctx = self._backend.batch_context(batch, self._kv_layers)
-        ends = [end for end, (_, sequence) in enumerate(work, 1) if sequence.samples]
-        if not ends:
-            self._forward(ctx)
-            return drafts
-        rows = self._backend.from_host(batch.query_starts[ends].astype(np.int64) - 1)
-        logits = self._forward_and_head(ctx, rows)
-        ready = [work[end - 1][0] for end in ends]
-        for index, path in zip(
-            ready, self._go_on([tasks[index] for index in ready], logits), strict=True
-        ):
+        batch = build_batch(self._slots, work, self._slots.block_size).host
+        logits = self._forward_and_head(
+            self._backend.batch_context(batch, self._kv_layers),
+            self._backend.from_host(batch.query_starts[1:].astype(np.int64) - 1),
+        )
+        paths = self._go_on([tasks[index] for index in indices], logits)
+        for index, path in zip(indices, paths, strict=True):
             drafts[index] = path.draft()
         return drafts
 
-    def _catch_up(
-        self, tasks: Sequence[DraftTask], coverage: Coverage
-    ) -> list[tuple[int, ScheduledSequence]]:
-        """By index of the task, what is computed next; `samples` where that is all."""
-        lengths = self._slots.lengths
-        missing = []
-        for index, task in enumerate(tasks):
-            length = int(lengths[task.slot])
-            if length <= self._model.max_position:
-                missing.append((length - coverage.covered(task.slot), index))
-        # Two tokens each when all that was drafted has been accepted: those always fit.
-        room = max(_MAX_CATCH_UP, 2 * len(missing))
-        work = []
-        for _, index in sorted(missing):  # a long one doesn't make the others miss a step
-            slot = tasks[index].slot
-            length = int(lengths[slot])
-            # Asked again: one before it in this batch may fill blocks that they share. The last
-            # token is computed in any case, for its logits.
-            start = min(coverage.covered(slot), length - 1)
-            end = min(length, start + room)
-            if end == start:
-                break
-            room -= end - start
-            coverage.fill(slot, end)
-            work.append((index, ScheduledSequence(slot, start, end - start, (), end == length)))
-        return work
+    def _sees(self, length: int) -> bool:
+        """Whether a sequence of so many tokens is within the model's context."""
+        return length <= self._model.max_position
 
     def _go_on(self, tasks: Sequence[DraftTask], logits: Array) -> list[_Path]:
         """Drafts for tasks from the logits (R, V) behind their last known tokens.
@@ -190,6 +193,24 @@ class DraftingLoop:
             logits = self._forward_and_head(ctx, single.rows)
             positions = next_positions
         return paths
+
+    def _warm_up(self) -> None:
+        """So that the first draft takes as long as all others: by what drafts take it is decided
+        whether there are more.
+        """
+        single = self._single_rows_of(1)
+        zeros = np.zeros(1, np.int64)
+        host = HostBatch(
+            token_ids=zeros,
+            positions=zeros,
+            kv_slots=zeros,
+            query_starts=single.query_starts,
+            context_lens=np.ones(1, np.int32),
+            block_tables=np.zeros((1, 1), np.int32),
+        )
+        ctx = self._backend.batch_context(host, self._kv_layers)
+        self._forward(ctx)
+        self._forward_and_head(ctx, single.rows)
 
     def _single_rows_of(self, num_sequences: int) -> _SingleRows:
         found = self._single_rows.get(num_sequences)

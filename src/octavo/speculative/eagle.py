@@ -160,6 +160,9 @@ class Eagle:
             if self._features.num_unread(slot) > _MOST_UNREAD:
                 self._read_ahead(slot)
 
+    def catch_up(self, tasks: Sequence[DraftTask]) -> None:
+        pass
+
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
         drafts: list[Draft | None] = [None] * len(tasks)
         indices, work = self._what_to_read(tasks)

@@ -73,6 +73,9 @@ class LayerSkip:
     def begin(self, step: ScheduledStep) -> None:
         pass
 
+    def catch_up(self, tasks: Sequence[DraftTask]) -> None:
+        pass
+
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
         return self._loop.draft(tasks, self._coverage)
 

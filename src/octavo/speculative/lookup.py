@@ -104,6 +104,10 @@ class LookupProposer(ABC):
         for binding in step.bindings:
             self._texts[binding.slot] = KnownText(binding, self._ngram)
 
+    def catch_up(self, tasks: Sequence[DraftTask]) -> None:
+        for task in tasks:
+            self._texts[task.slot].read(self._slots, task.slot)
+
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
         return [self._draft(task) for task in tasks]
 
@@ -116,7 +120,6 @@ class LookupProposer(ABC):
 
     def _draft(self, task: DraftTask) -> Draft | None:
         text, request = self._texts[task.slot], task.request
-        text.read(self._slots, task.slot)
         tokens = text.history.token_ids
         end = text.guessed_at + len(text.guess.token_ids)
         self._rates.learn(text.guess, tokens[text.guessed_at : end])

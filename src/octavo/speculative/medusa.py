@@ -117,6 +117,9 @@ class Medusa:
             self._features[slots] = hidden[rows]
             self._lengths[slots] = self._slots.lengths[slots]
 
+    def catch_up(self, tasks: Sequence[DraftTask]) -> None:
+        pass
+
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
         drafts: list[Draft | None] = [None] * len(tasks)
         slots = np.array([task.slot for task in tasks], np.int64)

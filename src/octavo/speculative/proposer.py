@@ -55,6 +55,12 @@ class Proposer(Protocol):
         """The slots are as the step wants them."""
         ...
 
+    def catch_up(self, tasks: Sequence[DraftTask]) -> None:
+        """Read what was missed of the tasks' sequences, as far as one step allows; `propose` is
+        next, with the same tasks. This time is told apart, since a sequence needs it once.
+        """
+        ...
+
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
         """A draft for each task, or None where it has no guess. Its slots differ."""
         ...

@@ -9,7 +9,7 @@ from octavo.core.clock import Clock, monotonic
 from octavo.core.step import ScheduledSequence, ScheduledStep
 from octavo.ops.batch import KVLayer
 from octavo.runner.slots import Slots
-from octavo.runner.speculation import ComputedStep, Draft, Verified
+from octavo.runner.speculation import ComputedStep, Draft, MethodSeconds, Verified
 from octavo.sampling.sampler import SampledRows
 from octavo.speculative.proposer import DraftTask, Proposer
 from octavo.speculative.verify import verify
@@ -22,7 +22,8 @@ class Proposers:
         """proposers: at least one; a DraftRequest's method is the index of one."""
         self._proposers = tuple(proposers)
         self._clock = clock
-        self._seconds = [0.0] * len(self._proposers)
+        self._drafting = [0.0] * len(self._proposers)  # seconds
+        self._catching_up = [0.0] * len(self._proposers)
         self.num_methods = len(self._proposers)
         self.kv_heads: Sequence[tuple[int, int]] = [
             heads for proposer in self._proposers for heads in proposer.kv_heads
@@ -39,7 +40,7 @@ class Proposers:
 
     def begin(self, step: ScheduledStep) -> None:
         for method, proposer in enumerate(self._proposers):
-            with self._timed(method):
+            with self._timed(self._drafting, method):
                 proposer.begin(step)
 
     def propose(self, sequences: Sequence[ScheduledSequence]) -> dict[int, Draft]:
@@ -53,7 +54,9 @@ class Proposers:
         for method, proposer in enumerate(self._proposers):
             if not tasks[method]:
                 continue
-            with self._timed(method):
+            with self._timed(self._catching_up, method):
+                proposer.catch_up(tasks[method])
+            with self._timed(self._drafting, method):
                 proposed = proposer.propose(tasks[method])
             found = zip(indices[method], proposed, strict=True)
             drafts |= {index: draft for index, draft in found if draft is not None}
@@ -68,16 +71,17 @@ class Proposers:
             if proposer.taps != self.taps:
                 taps = tuple(step.taps[self.taps.index(tap)] for tap in proposer.taps)
                 seen = step._replace(taps=taps)
-            with self._timed(method):
+            with self._timed(self._drafting, method):
                 proposer.observe(seen)
 
-    def take_seconds(self) -> tuple[float, ...]:
-        taken = tuple(self._seconds)
-        self._seconds = [0.0] * len(taken)
+    def take_seconds(self) -> MethodSeconds:
+        taken = MethodSeconds(tuple(self._drafting), tuple(self._catching_up))
+        self._drafting = [0.0] * self.num_methods
+        self._catching_up = [0.0] * self.num_methods
         return taken
 
     @contextmanager
-    def _timed(self, method: int) -> Iterator[None]:
+    def _timed(self, seconds: list[float], method: int) -> Iterator[None]:
         began = self._clock()
         yield
-        self._seconds[method] += self._clock() - began
+        seconds[method] += self._clock() - began

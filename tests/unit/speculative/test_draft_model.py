@@ -208,7 +208,7 @@ def test_copies_on_write(
 def test_a_long_prompt_is_caught_up_on_in_parts(
     drive: DraftDrive, greedy: Greedy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drafting_loop, "_MAX_CATCH_UP", 10)
+    monkeypatch.setattr(drafting_loop, "_MAX_CATCH_UP", 5)
     start(drive)
     found = []
     for _ in range(9):
@@ -216,8 +216,9 @@ def test_a_long_prompt_is_caught_up_on_in_parts(
         drafts = drive.step({0: 2, 1: 2, 2: 2})
         assert all(draft.token_ids.tolist() == expected[slot] for slot, draft in drafts.items())
         found.append(sorted(drafts))
-    # 24, 7 and 14 tokens are missing; the shortest come first, and then never wait again.
-    assert found == [[1], [1], *[[1, 2]] * 5, [0, 1, 2], [0, 1, 2]]
+    # 24, 7 and 14 tokens are missing, and one more in each step without a draft. The shortest come
+    # first, and 8 are read with a draft's first forward.
+    assert found == [[1], *[[1, 2]] * 5, *[[0, 1, 2]] * 3]
 
 
 def test_who_has_caught_up_never_waits(
@@ -225,8 +226,10 @@ def test_who_has_caught_up_never_waits(
 ) -> None:
     start(drive)
     check(drive, greedy, dict.fromkeys(range(3), 3))
-    monkeypatch.setattr(drafting_loop, "_MAX_CATCH_UP", 1)
-    for _ in range(2):  # all three lack two tokens, since all of their drafts were accepted
+    monkeypatch.setattr(drafting_loop, "_MAX_CATCH_UP", 0)
+    for pause in (0, 3, 1):
+        for _ in range(pause):
+            drive.step({}, work={0: 1, 1: 1, 2: 1})
         check(drive, greedy, dict.fromkeys(range(3), 3))
 
 
@@ -250,8 +253,8 @@ def test_siblings_that_share_a_prompt_compute_it_once(
     start(drive, [prompt])
     for slot in (1, 2, 3):
         drive.bind(slot, [*prompt[:22], slot + 30], table=drive.tables[0][:6], num_computed=22)
-    # 24 for the first; the others lack the tokens of a copied block and their last one.
-    monkeypatch.setattr(drafting_loop, "_MAX_CATCH_UP", 24 + 3 * 3)
+    # All but the last one of the first; the others lack two in their copy of a block.
+    monkeypatch.setattr(drafting_loop, "_MAX_CATCH_UP", 23 + 3 * 2)
     check(drive, greedy, dict.fromkeys(range(4), 3))
 
 
