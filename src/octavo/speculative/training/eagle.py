@@ -68,13 +68,20 @@ class _MLP(nn.Module):
         return y
 
 
+class _Norm(nn.RMSNorm):
+    """In float32, whatever comes in."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.float())
+
+
 class _Layer(nn.Module):
     """There is no norm before the attention: features come out of one."""
 
     def __init__(self, shape: EagleShape) -> None:
         super().__init__()
         self.self_attn = _Attention(shape)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, shape.eps)
+        self.post_attention_layernorm = _Norm(shape.hidden, shape.eps)
         self.mlp = _MLP(shape)
 
 

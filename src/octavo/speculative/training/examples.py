@@ -17,7 +17,7 @@ from octavo.speculative.training.responses import Response
 from octavo.speculative.training.target import FEATURE_DTYPE, Target
 
 # So many batches' sequences are sorted by length together: little padding, and still mixed.
-_POOL_BATCHES = 8
+_POOL_BATCHES = 32
 
 
 class Batch(NamedTuple):

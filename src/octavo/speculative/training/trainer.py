@@ -19,7 +19,7 @@ from octavo.speculative.training.learning import Acceptance, count_accepted, los
 from octavo.speculative.training.medusa import MedusaHeads
 
 _WARMUP_STEPS = 20
-_FIT_BATCHES = 16
+_FIT_BATCHES = 32
 _SECONDS_BETWEEN_SAVES = 60.0
 
 

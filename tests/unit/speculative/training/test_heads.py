@@ -70,7 +70,7 @@ def test_all_chains_at_once_are_those_drafted_one_by_one() -> None:
                 chain = drafted_one_by_one(head, features[row], embeddings[row], begin)
                 for step, output in enumerate(chain):
                     found = outputs[step][row, begin + step]
-                    torch.testing.assert_close(found, output, atol=1e-4, rtol=1e-4)
+                    torch.testing.assert_close(found, output, atol=1e-3, rtol=1e-3)
 
 
 def test_a_head_begins_as_the_best_linear_guess() -> None:

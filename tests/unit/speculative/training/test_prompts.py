@@ -16,7 +16,7 @@ def test_the_built_in_prompts_are_many_and_whole() -> None:
     assert len(set(prompts)) == len(prompts)
     assert not any("{" in prompt.replace("{ }", "") for prompt in prompts)
     # The first ones are of all kinds, whichever seed.
-    first = [c for c in itertools.islice(built_in_conversations(random.Random(1)), 50)]
+    first = list(itertools.islice(built_in_conversations(random.Random(1)), 50))
     assert len({c[0]["content"].split()[0] for c in first}) > 15
 
 
