@@ -39,9 +39,10 @@ class Answer:
 
 
 class Rival(Protocol):
-    """name: what precedes a "+" names the arm that it is compared with."""
-
-    name: str
+    @property
+    def name(self) -> str:
+        """What precedes a "+" in it names the arm that this one is compared with."""
+        ...
 
     def answer(self, tasks: Sequence[Task], folder: Path, label: str) -> list[Answer]:
         """Start, warm up with the first task, whose answer doesn't count, play the others, end."""

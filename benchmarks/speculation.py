@@ -123,9 +123,12 @@ class Costs:
 
 @dataclass
 class Measured:
-    """One arm at one load: what it did in each round, and its texts of the first."""
+    """One arm at one load: what it did in each round, and its texts of the first. whole_rates: all
+    tokens by all seconds, prompts and the end with fewer requests included.
+    """
 
     rounds: list[Counts] = field(default_factory=list)
+    whole_rates: list[float] = field(default_factory=list)
     texts: list[list[int]] = field(default_factory=list)
 
     @property
@@ -189,6 +192,7 @@ class Bench:
         rows = [["temperature", "off, tokens/s", "head, tokens/s", "speedup"]]
         costs = [["temperature", "accepted", "tokens a step", "draft", "verify", "so, speedup"]]
         costs[0] += ["if all were accepted", "if drafts were free", "if verifying were free"]
+        positions = []
         found: dict[str, Any] = {}
         with self.engines({"off": "off", "idle": IDLE, "head": self.head_config}) as engines:
             for temperature in (0.0, 0.7):
@@ -201,9 +205,12 @@ class Bench:
                 costs.append([f"{temperature}", f"{head.total.acceptance:.0%}"])
                 for figure in zip(*(cost.figures for cost in each), strict=True):
                     costs[-1].append(f"{median(figure):.2f}")
+                shares = [f"{n / head.total.num_drafts:.0%}" for n in head.total.num_accepted]
+                positions.append(f"at {temperature}: {', '.join(shares)}")
                 found[f"{temperature}"] = as_json(arms)
         show("Questions, one at a time, with a head", rows)
         show("What limits it; seconds are in steps of no speculation", costs)
+        print(f"drafts accepted as far as position 1, 2, ...: {'; '.join(positions)}")
         return found
 
     def concurrency(self) -> Any:
@@ -211,10 +218,7 @@ class Bench:
         if self.head_config is not None:
             both = [{"method": "ngram"}, *parse_speculative_config(self.head_config)]
             arms |= {"head": self.head_config, "ngram+head": json.dumps(both)}
-        work = {
-            "prose": (self.prose, 1.0),
-            "chat": (self.questions, 0.7),
-        }
+        work = {"prose": (self.prose, 1.0), "chat": (self.questions, 0.7)}
         found: dict[str, Any] = {}
         with self.engines(arms) as engines:
             for name, (prompts, temperature) in work.items():
@@ -315,16 +319,20 @@ class Bench:
         turn = 0
         for number in range(self.rounds):
             counts = {name: Counts() for name in engines}
+            tokens, seconds = dict.fromkeys(engines, 0), dict.fromkeys(engines, 0.0)
             for begin in range(0, len(prompts), few):
                 part = prompts[begin : begin + few]
                 for name in in_turn(list(engines), turn):
                     played = engines[name].play(part, sampling, concurrency)
                     counts[name] += played.decoding
+                    tokens[name] += sum(map(len, played.texts))
+                    seconds[name] += played.seconds
                     if number == 0:
                         measured[name].texts += played.texts
                 turn += 1
             for name, one in counts.items():
                 measured[name].rounds.append(one)
+                measured[name].whole_rates.append(tokens[name] / seconds[name])
         if sampling.temperature == 0 or sampling.seed is not None:
             check_equal({name: one.texts for name, one in measured.items()})
         return measured
@@ -363,7 +371,10 @@ def tokens_by_one_rate(counts: Counts, length: int) -> float:
 
 
 def as_json(arms: Mapping[str, Measured]) -> dict[str, Any]:
-    return {name: [asdict(counts) for counts in one.rounds] for name, one in arms.items()}
+    return {
+        name: {"rounds": [asdict(c) for c in one.rounds], "whole_rates": one.whole_rates}
+        for name, one in arms.items()
+    }
 
 
 def show(title: str, rows: Rows) -> None:
