@@ -153,12 +153,14 @@ std::vector<InputRows> inputs_of(const nb::list& arrays) {
   for (const nb::handle array : arrays) {
     Longs longs;
     FloatRows floats;
-    if (nb::try_cast(array, longs)) {
+    // Without conversion: what it makes is gone when this loop goes on, and only a pointer is kept.
+    if (nb::try_cast(array, longs, false)) {
       inputs.push_back({longs.data(), sizeof(int64_t)});
-    } else if (nb::try_cast(array, floats) && (floats.shape(1) == 0 || floats.stride(1) == 1)) {
+    } else if (nb::try_cast(array, floats, false) &&
+               (floats.shape(1) == 0 || floats.stride(1) == 1)) {
       inputs.push_back({floats.data(), floats.stride(0) * int64_t{sizeof(float)}});
     } else {
-      throw nb::type_error("an input is neither (T, D) float32 with dense rows nor (T,) int64");
+      throw nb::type_error("an input is neither (T, D) float32 with dense rows nor dense (T,) int64");
     }
   }
   return inputs;

@@ -261,8 +261,10 @@ class Eagle:
                     return grown
                 token_ids, slots, lengths = token_ids[goes_on], slots[goes_on], lengths[goes_on]
                 is_drawn, tables, own = is_drawn[goes_on], tables[goes_on], own[goes_on]
-                positions, kv_slots = positions[:, goes_on], kv_slots[:, goes_on]
-                context_lens = context_lens[:, goes_on]
+                positions, kv_slots, context_lens = (
+                    array.compress(goes_on, axis=1)  # whose rows are dense, other than [:, goes_on]
+                    for array in (positions, kv_slots, context_lens)
+                )
             host = HostBatch(
                 token_ids=token_ids,
                 positions=positions[depth],
