@@ -179,6 +179,8 @@ class AdaptiveDrafts:
                 length = outcome.num_tokens
                 credit += len(outcome.accepted) * token_seconds - length * row_seconds
                 credit -= self._draft_seconds[method].of_guessing(1, length, length)
+                if output.catch_up_seconds:
+                    credit -= output.catch_up_seconds[method]
         self._credit = credit
         for method, of_method in enumerate(outcomes):
             if of_method:
@@ -190,6 +192,8 @@ class AdaptiveDrafts:
                 taken = output.draft_seconds[method]
                 wasted += taken
                 self._draft_seconds[method].observe(step.num_tokens, lengths, taken)
+            if output.catch_up_seconds:
+                wasted += output.catch_up_seconds[method]
             self._counters[method].count_seconds(
                 num_accepted * (token_seconds - row_seconds), wasted
             )
