@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "draft_model": {"method": "draft_model", "model": "default", "num_speculative_tokens": 3},
     "layer_skip": {"method": "layer_skip", "num_layers": 8, "num_speculative_tokens": 3},
     "medusa": {"method": "medusa", "num_speculative_tokens": 6},
+    "eagle": {"method": "eagle", "num_speculative_tokens": 4},
+    "eagle3": {"method": "eagle3", "num_speculative_tokens": 4},
 }
 
 
 def settings_of(method: str, folder: Path) -> dict[str, Any]:
     """folder: for a head that is made for the purpose."""
     settings = dict(SETTINGS[method])
-    if method == "medusa":
-        settings["model"] = str(_medusa_head(folder))
+    if (write := _HEADS.get(method)) is not None:
+        settings["model"] = str(write(folder))
     return settings
 
 
@@ -44,7 +48,55 @@ def _medusa_head(folder: Path) -> Path:
     for head in range(num_heads):
         tensors[f"{head}.0.linear.weight"] = np.zeros((HIDDEN, HIDDEN), np.float32)
         tensors[f"{head}.0.linear.bias"] = np.zeros(HIDDEN, np.float32)
+    return _save(folder, config, tensors)
+
+
+def _eagle_head(folder: Path, *, is_eagle3: bool) -> Path:
+    """A head whose layer adds nothing, so that it guesses what was likely one token before."""
+    inner, keys = 1024, 192
+    width = 2 * HIDDEN if is_eagle3 else HIDDEN
+    layer = "midlayer" if is_eagle3 else "layers.0"
+    shapes = {
+        "self_attn.q_proj": (HIDDEN, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (HIDDEN, HIDDEN),
+        "mlp.gate_proj": (inner, HIDDEN),
+        "mlp.up_proj": (inner, HIDDEN),
+        "mlp.down_proj": (HIDDEN, inner),
+    }
+    tensors = {f"{layer}.{name}.weight": np.zeros(s, np.float32) for name, s in shapes.items()}
+    norms = ["post_attention_layernorm"]
+    if is_eagle3:
+        norms += ["input_layernorm", "hidden_norm"]
+        tensors["norm.weight"] = np.ones(HIDDEN, np.float32)
+    tensors |= {f"{layer}.{name}.weight": np.ones(HIDDEN, np.float32) for name in norms}
+    others = np.zeros((HIDDEN, (2 if is_eagle3 else 1) * HIDDEN), np.float32)
+    tensors["fc.weight"] = np.concatenate([others, np.eye(HIDDEN, dtype=np.float32)], axis=1)
+    config = {
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": inner,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+        "vocab_size": 49152,
+    }
+    return _save(folder, config, tensors)
+
+
+def _save(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+_HEADS: dict[str, Callable[[Path], Path]] = {
+    "medusa": _medusa_head,
+    "eagle": partial(_eagle_head, is_eagle3=False),
+    "eagle3": partial(_eagle_head, is_eagle3=True),
+}
