@@ -86,13 +86,20 @@ class _Layer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """Weights of a head, and how it runs over texts that are known."""
+    """Weights of a head, and how it runs over texts that are known.
+
+    Embeddings are much smaller numbers than features. They are scaled to the same size for training
+    (`embedding_gain`), which else would hardly reach their part of `fc`; `published` undoes it.
+    """
+
+    embedding_gain: torch.Tensor
 
     def __init__(self, shape: EagleShape) -> None:
         super().__init__()
         self.shape = shape
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
         self.layers = nn.ModuleList([_Layer(shape)])
+        self.register_buffer("embedding_gain", torch.ones(()))
 
     @property
     def _layer(self) -> _Layer:
@@ -111,12 +118,20 @@ class EagleHead(nn.Module):
         """Let `fc` be the best linear guess of `truth` (N, D), the features after `features`
         (N, D), so that training begins from there: least squares, a little regularised.
         """
-        inputs = torch.cat([embeddings, features], dim=-1)
+        self.embedding_gain.copy_((features.square().mean() / embeddings.square().mean()).sqrt())
+        inputs = torch.cat([embeddings * self.embedding_gain, features], dim=-1)
         products = (inputs.T @ inputs).double()
         products += _RIDGE * products.diagonal().diag()
         solution = torch.linalg.solve(products, (inputs.T @ truth).double())
         with torch.no_grad():
             self.fc.weight.copy_(solution.T)
+
+    def published(self) -> dict[str, torch.Tensor]:
+        """The weights under their published names, for embeddings as they are."""
+        weights = {name: parameter.detach() for name, parameter in self.named_parameters()}
+        fc = weights["fc.weight"].clone()
+        fc[:, : self.shape.hidden] *= self.embedding_gain
+        return weights | {"fc.weight": fc}
 
     def forward(
         self, features: torch.Tensor, embeddings: torch.Tensor, num_steps: int
@@ -132,6 +147,7 @@ class EagleHead(nn.Module):
         outputs: list[torch.Tensor] = []
         keys: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
+        embeddings = embeddings * self.embedding_gain
         for _ in range(num_steps):
             x = self.fc(torch.cat([embeddings, features], dim=-1))
             layer = self._layer

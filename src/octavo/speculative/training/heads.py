@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from octavo.models.config import ModelConfig
 from octavo.ops.torch.dtypes import to_array
@@ -91,7 +90,7 @@ def medusa_blueprint(target: Target, *, num_heads: int) -> Blueprint:
 
 def write_head(
     folder: Path,
-    head: nn.Module,
+    head: EagleHead | MedusaHeads,
     blueprint: Blueprint,
     token_ids: np.ndarray,
     facts: Mapping[str, Any],
@@ -103,8 +102,7 @@ def write_head(
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
-        name: to_array(tensor.detach().to(torch.bfloat16))
-        for name, tensor in head.state_dict().items()
+        name: to_array(tensor.to(torch.bfloat16)) for name, tensor in head.published().items()
     }
     tensors["d2t"] = token_ids - np.arange(len(token_ids))
     path = folder / "model.safetensors"
@@ -117,10 +115,3 @@ def write_head(
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return path.stat().st_size
-
-
-def round_weights(head: nn.Module) -> None:
-    """To those that are written, so that what is measured is what will be used."""
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.copy_(parameter.to(torch.bfloat16))

@@ -40,6 +40,10 @@ class MedusaHeads(nn.ModuleList):
     def fit(self, features: torch.Tensor, embeddings: torch.Tensor, truth: torch.Tensor) -> None:
         """They have begun already."""
 
+    def published(self) -> dict[str, torch.Tensor]:
+        """The weights under their published names."""
+        return {name: parameter.detach() for name, parameter in self.named_parameters()}
+
     def forward(
         self, features: torch.Tensor, embeddings: torch.Tensor, num_steps: int
     ) -> list[torch.Tensor]:

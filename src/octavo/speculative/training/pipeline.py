@@ -137,7 +137,6 @@ def train(
     head = blueprint.build(request.seed).to(device)
     trainer = Trainer(head, examples, vocabulary, settings, folder / "state.pt")
     _learn(trainer, request, progress)
-    heads.round_weights(head)
     acceptance = trainer.measure(CHAIN_LENGTH)
     facts = _facts(request, checkpoint, responses, trainer, acceptance, vocabulary.coverage)
     file_bytes = heads.write_head(
