@@ -1,5 +1,5 @@
 """One matrix: tokens, greedy or seeded, do not depend on batch mates, batching, chunking, prefix
-hits, reserved memory, preemption or n.
+hits, reserved memory, preemption, n or guesses.
 
 On tiny random models on a CPU, through the whole engine: each row is computed independently of its
 batch there, whatever the bits of weights and cache and the number of threads, so the tokens must be
@@ -55,7 +55,18 @@ SEEDED = SamplingParams(
     ignore_eos=True,
 )
 
+ITSELF = "itself"
+"""Stands for the model's own folder."""
+
+
+def guessing(method: str, **settings: object) -> dict[str, object]:
+    """With drafts of four tokens wherever they can be."""
+    fixed = {"method": method, "num_speculative_tokens": 4, "adaptive": False}
+    return {"speculative_config": fixed | settings}
+
+
 BLOCKS_OF_4 = "blocks of 4"
+DRAFT_MODEL = "a draft model guesses"
 CASES: dict[str, dict[str, object]] = {
     "together": {},
     "without prefix cache": {"enable_prefix_caching": False},
@@ -75,6 +86,10 @@ CASES: dict[str, dict[str, object]] = {
         "max_num_batched_tokens": LONGEST,
     },
     "one thread": {"threads": 1},
+    "n-grams guess": guessing("ngram", prompt_lookup_min=1),
+    "suffixes guess": guessing("suffix"),
+    "the first layer guesses": guessing("layer_skip", num_layers=1),
+    DRAFT_MODEL: guessing("draft_model", model=ITSELF),
 }
 
 
@@ -83,6 +98,9 @@ class Model(NamedTuple):
     knobs: dict[str, object]
 
     def load(self, **knobs: object) -> LLM:
+        settings = knobs.get("speculative_config")
+        if isinstance(settings, dict) and settings.get("model") == ITSELF:
+            knobs = {**knobs, "speculative_config": settings | {"model": str(self.folder)}}
         return LLM(str(self.folder), **self.knobs, **knobs)
 
 
@@ -121,6 +139,10 @@ def test_settings(case: str, model: Model, params: SamplingParams, alone: list[l
         pytest.skip("sums of another order are rounded to other bits; there's no promise")
     llm = model.load(**CASES[case])
     assert_equal_to(alone, tokens(llm.generate(PROMPTS, params)))
+    if "speculative_config" in CASES[case]:
+        # Once more, with what was said before to guess from.
+        assert_equal_to(alone, tokens(llm.generate(PROMPTS, params)))
+        assert llm.get_metrics().all_drafts.num_draft_tokens > 100
     llm.shutdown()
 
 
@@ -150,6 +172,11 @@ SCARCE: dict[str, dict[str, object]] = {
     "chunks, no prefix cache": {"max_num_batched_tokens": 20, "enable_prefix_caching": False},
     "static batches": {"max_num_batched_tokens": 20, "batching": "static"},
     "whole prompts": {"max_num_batched_tokens": LONGEST, "enable_chunked_prefill": False},
+    "the first layer guesses": {
+        "max_num_batched_tokens": 20,
+        **guessing("layer_skip", num_layers=1),
+    },
+    DRAFT_MODEL: {"max_num_batched_tokens": 20, **guessing("draft_model", model=ITSELF)},
 }
 
 
@@ -158,9 +185,9 @@ def test_preemption_with_n(
     case: str, model: Model, params: SamplingParams, alone: list[list[int]], block_bytes: int
 ) -> None:
     """Everything at once: chunks, three sequences a prompt, and too few blocks for all."""
-    llm = model.load(
-        max_model_len=LONGEST, kv_cache_memory_bytes=NUM_BLOCKS * block_bytes, **SCARCE[case]
-    )
+    num_caches = 2 if case == DRAFT_MODEL else 1
+    kv_bytes = num_caches * NUM_BLOCKS * block_bytes
+    llm = model.load(max_model_len=LONGEST, kv_cache_memory_bytes=kv_bytes, **SCARCE[case])
     assert llm.facts.num_blocks == NUM_BLOCKS
     found = llm.generate(PROMPTS, replace(params, n=3))
     assert_equal_to(alone, tokens(found))

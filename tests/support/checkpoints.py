@@ -101,6 +101,21 @@ def make_checkpoint(
     return folder
 
 
+def make_repeating_checkpoint(folder: Path) -> Path:
+    """A llama whose attention says so little that a token follows from the last one: its greedy
+    texts soon go round in circles, which n-grams guess.
+    """
+    from safetensors.numpy import load_file, save_file
+
+    file = make_checkpoint("llama", folder) / "model.safetensors"
+    weights = load_file(file)
+    for name in weights:
+        if name.endswith("o_proj.weight"):
+            weights[name] *= 0.01
+    save_file(weights, file, metadata={"format": "pt"})
+    return folder
+
+
 def write_tokenizer(folder: Path) -> Path:
     """Writes tokenizer.json and tokenizer_config.json (ChatML, no BOS added) into `folder`."""
     import json
