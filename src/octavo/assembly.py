@@ -437,6 +437,18 @@ def vocab_size(checkpoint: Checkpoint, text: Text) -> int:
     return min(text.tokenizer.vocab_size, int(rows))
 
 
+def check_draft_models(config: Config, text: Text, vocab_size: int) -> None:
+    """Fetches draft models if need be. Raises ConfigError for one with another vocabulary."""
+    from octavo.text.vocabulary import require_same_vocabulary
+
+    for method in config.speculation.parsed.methods:
+        if method["method"] == "draft_model" and isinstance(name := method.get("model"), str):
+            draft = open_model(replace(config.model, model=name))
+            require_same_vocabulary(
+                text.tokenizer, draft.text_assets(), draft.name, vocab_size=vocab_size
+            )
+
+
 def sampling_decisions(model: ServedModel, config: ModelConfig) -> tuple[Decision, ...]:
     """The sampling parameters of requests that are silent about them, if they aren't Octavo's."""
     if not model.default_sampling:

@@ -102,6 +102,7 @@ class LLM:
         checkpoint = assembly.open_model(config.model)
         text = assembly.load_text(config.model, checkpoint)
         vocab_size = assembly.vocab_size(checkpoint, text)
+        assembly.check_draft_models(config, text, vocab_size)
         self._loop, self.facts = assembly.build_engine(config, vocab_size, checkpoint=checkpoint)
         self._model = assembly.served_model(config.model, checkpoint, text, self.facts)
         self._ids = map(str, itertools.count())

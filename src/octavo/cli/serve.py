@@ -39,6 +39,7 @@ def serve(config: Config, *, own_process: bool = True) -> None:
         checkpoint = assembly.open_model(config.model)
         text = assembly.load_text(config.model, checkpoint)
         vocab_size = assembly.vocab_size(checkpoint, text)
+        assembly.check_draft_models(config, text, vocab_size)
         engine = assembly.engine_client(config, checkpoint, vocab_size, LoadingBar(), child)
 
         import asyncio

@@ -130,9 +130,17 @@ def test_spd_11_seeded_text_is_the_targets(padded: dict[int, Path], padded_llm: 
     plain.shutdown()
 
 
-def test_a_draft_model_of_too_few_rows_is_refused(padded: dict[int, Path], draft: Path) -> None:
-    with pytest.raises(ConfigError, match="the draft model"):
-        make_llm(padded[520], model=str(draft))
+def test_a_draft_model_of_another_vocabulary_is_refused(
+    padded: dict[int, Path], target: Path
+) -> None:
+    with pytest.raises(ConfigError, match="token 320 is missing instead of '<extra 320>', and 180"):
+        make_llm(padded[520], model=str(target))
+    # It may know more than the target does: such tokens are cut off.
+    llm = make_llm(target, model=str(padded[512]), num_speculative_tokens=3)
+    assert token_ids(llm.generate(PROMPTS[:2], GREEDY)) == token_ids(
+        make_llm(target).generate(PROMPTS[:2], GREEDY)
+    )
+    llm.shutdown()
 
 
 def test_layers_that_the_target_lacks_are_refused(target: Path) -> None:
