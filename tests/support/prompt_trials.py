@@ -10,7 +10,13 @@ import numpy as np
 
 from octavo.core.model_spec import KVFormat
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import DraftRequest, ScheduledSequence, ScheduledStep, SlotBinding
+from octavo.core.step import (
+    DraftRequest,
+    ScheduledSequence,
+    ScheduledStep,
+    SequenceOutput,
+    SlotBinding,
+)
 from octavo.models.causal_lm import CausalLM
 from octavo.ops.backend import Backend
 from octavo.runner.model_runner import ModelRunner
@@ -105,7 +111,9 @@ class PromptTrials:
             growing = [slot for slot in growing if len(generated[slot]) < NUM_TOKENS]
         return [tokens[:NUM_TOKENS] for tokens in generated]
 
-    def _execute(self, bindings, sequences):  # type: ignore[no-untyped-def]
+    def _execute(
+        self, bindings: list[SlotBinding], sequences: list[ScheduledSequence]
+    ) -> list[SequenceOutput]:
         self._num_steps += 1
         step = ScheduledStep(self._num_steps, bindings, sequences, [], len(sequences))
         return self._runner.execute(step).sequences
@@ -117,9 +125,8 @@ class PromptTrials:
         for number, one in enumerate(params):
             p = [np.stack([_distribution(row, one) for row in rows]) for rows in logits]
             joint = p[0]
-            for further in p[1:]:
-                joint = (joint[:, :, None] * further.reshape(len(joint), -1, size)).reshape(1, -1)
-                joint = joint.reshape(-1, size)
+            for further in p[1:]:  # (V ** tokens, V): every row of it follows one outcome so far
+                joint = joint.reshape(-1, 1) * further
             mine = generated[number :: len(params)]
             outcomes = np.ravel_multi_index(tuple(mine.T), (size,) * NUM_TOKENS)
             counts = np.bincount(outcomes, minlength=size**NUM_TOKENS)
