@@ -9,13 +9,18 @@ from collections.abc import Iterable
 # Numbers of rows whose seconds are kept (1, 2, 3, 4, 6, 8, 12, 16, ...); between them are lines.
 _KNOTS = (1, *(rows << power for power in range(14) for rows in (2, 3)))
 
-# A step moves all of the table by this share of its error, and its own place by that one. Context
-# lengths and other load change all steps alike, and often; the curve's shape hardly changes.
+# A step moves all of the table by this share of its error. Context lengths and other load change
+# all steps alike, and often.
 _COMMON_GAIN = 0.25
+# And its own place by this one: more at first, like a mean that begins with so many steps as
+# calibrated. The shape of the curve hardly changes.
 _LOCAL_GAIN = 0.05
-# An error counts for no more than this (a logarithm): steps that were interrupted take many times
-# as long, and say nothing.
-_MAX_ERROR = 0.1
+_CALIBRATED_WEIGHT = 5
+# An error (a logarithm) counts for no more than this, since steps that were interrupted take many
+# times as long and say nothing; but for twice as much each time that more than two in a row, at one
+# place, are larger and the same way.
+_BOUND = 0.1
+_MOST_DOUBLINGS = 4
 
 _DRAFT_GAIN = 0.2
 # An error counts for no more than this many times what was expected: one outlier is soon forgotten.
@@ -41,6 +46,8 @@ class StepSeconds:
         rising.reverse()
         self._scale = 1.0
         self._seconds = [_interpolate(rows_measured, rising, knot) for knot in _KNOTS]
+        self._num_observed = [0] * len(_KNOTS)
+        self._surprises = [0] * len(_KNOTS)  # in a row; below 0 if steps were faster
 
     def at(self, rows: int) -> float:
         return self.ahead(rows, 0)[0]
@@ -64,15 +71,17 @@ class StepSeconds:
 
     def observe(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
-        error = math.log(seconds / self.at(rows))
-        error = max(-_MAX_ERROR, min(_MAX_ERROR, error))
-        self._scale *= math.exp(_COMMON_GAIN * error)
-        table, place = self._seconds, _place(rows)
+        place = _place(rows)
         share = min(1.0, (rows - _KNOTS[place]) / (_KNOTS[place + 1] - _KNOTS[place]))
-        table[place] *= math.exp(_LOCAL_GAIN * (1 - share) * error)
-        table[place + 1] *= math.exp(_LOCAL_GAIN * share * error)
-        # It stays rising, and what was just measured is right.
         nearest = place + (share >= 0.5)
+        error = self._bounded(math.log(seconds / self.at(rows)), nearest)
+        self._scale *= math.exp(_COMMON_GAIN * error)
+        self._num_observed[nearest] += 1
+        local_gain = max(_LOCAL_GAIN, 1 / (self._num_observed[nearest] + _CALIBRATED_WEIGHT))
+        table = self._seconds
+        table[place] *= math.exp(local_gain * (1 - share) * error)
+        table[place + 1] *= math.exp(local_gain * share * error)
+        # It stays rising, and what was just measured is right.
         index = nearest + 1
         while index < len(table) and table[index] < table[index - 1]:
             table[index] = table[index - 1]
@@ -81,6 +90,17 @@ class StepSeconds:
         while index >= 0 and table[index] > table[index + 1]:
             table[index] = table[index + 1]
             index -= 1
+
+    def _bounded(self, error: float, place: int) -> float:
+        surprises = self._surprises[place]
+        bound = _BOUND * (1 << min(max(abs(surprises) - 1, 0), _MOST_DOUBLINGS))
+        if abs(error) < _BOUND:
+            self._surprises[place] = 0
+        elif error > 0:
+            self._surprises[place] = max(surprises, 0) + 1
+        else:
+            self._surprises[place] = min(surprises, 0) - 1
+        return max(-bound, min(bound, error))
 
 
 class DraftSeconds:

@@ -66,12 +66,11 @@ class _UsualRatios:
         self._successes = [
             kept * old + new for old, new in zip(self._successes, new_successes, strict=True)
         ]
-        ratio, ratios = self._usual, []
-        for successes, tried in zip(self._successes, self._tries, strict=True):
+        ratio = self._usual
+        for place, (count, of) in enumerate(zip(self._successes, self._tries, strict=True)):
             # What isn't known of a place is as at the one before.
-            ratio = min(1.0, (successes + _USUAL_WEIGHT * ratio) / (tried + _USUAL_WEIGHT))
-            ratios.append(ratio)
-        self.ratios = ratios
+            ratio = min(1.0, (count + _USUAL_WEIGHT * ratio) / (of + _USUAL_WEIGHT))
+            self.ratios[place] = ratio
 
 
 class _Shares:

@@ -29,7 +29,7 @@ _FIRST_LEARNING_STEPS = 5
 _PROBE_LENGTH = 1
 # So many steps after the last one without drafts there is another, to learn what drafts are
 # compared with; unless they gain so much that it doesn't matter.
-_PLAIN_INTERVAL = 64
+_PLAIN_INTERVAL = 32
 _CERTAIN_GAIN = 1.5
 
 
@@ -339,6 +339,8 @@ class AdaptiveDrafts:
         count = best.count + _PROBE_LENGTH
         if index < 0 or count >= len(seconds):
             return
+        if not best.count and self._num_drafted_steps:
+            return  # what a step takes without drafts has to be seen in between
         verifying = seconds[count] - seconds[best.count]
         history = all_histories[index][method]
         reached = history.reached[0] if history.reached else 0.0
