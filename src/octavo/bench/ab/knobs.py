@@ -26,7 +26,8 @@ def knob_arms(experiment: str, base: Arm) -> list[Arm]:
             f"--knob changes a setting of Octavo, and {base.name!r} is not started as `octavo ...`;"
             " use --a octavo, or give two arms"
         )
-    knob = _knob(name.strip().removeprefix("--").replace("-", "_"))
+    name = name.strip().removeprefix("--").replace("-", "_")
+    knob = _knob(name)
     chosen = [value.strip() for value in values.split(",")]
     if knob.takes_json and "{" in values:
         raise ConfigError(
@@ -38,7 +39,7 @@ def knob_arms(experiment: str, base: Arm) -> list[Arm]:
     if any(word.partition("=")[0] in _flags(knob) for word in base.text.split()):
         raise ConfigError(f"{knob.flag} is in {base.text!r} and in --knob; leave one out")
     return [
-        base.with_flags(*_value_flags(knob, value), name=f"{knob.name}={value}") for value in chosen
+        base.with_flags(*_value_flags(knob, value), name=f"{name}={value}") for value in chosen
     ]
 
 

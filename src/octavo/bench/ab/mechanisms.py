@@ -26,6 +26,18 @@ class Mechanism:
 
 _MECHANISMS = (
     Mechanism(
+        name="acceptance",
+        label="accepted",
+        meaning="Drafted tokens that the model confirmed.",
+        is_share=True,
+    ),
+    Mechanism(
+        name="accepted_per_draft",
+        label="accepted/draft",
+        meaning="Drafted tokens that the model confirmed, of a draft.",
+        digits=1,
+    ),
+    Mechanism(
         name="mean_batch",
         label="batch",
         meaning="Sequences that a step computes for, on average.",
@@ -65,18 +77,6 @@ _MECHANISMS = (
         label="prefix hits",
         meaning="Prompt tokens that were found in the prefix cache.",
         is_share=True,
-    ),
-    Mechanism(
-        name="acceptance",
-        label="accepted",
-        meaning="Drafted tokens that the model confirmed.",
-        is_share=True,
-    ),
-    Mechanism(
-        name="accepted_per_draft",
-        label="accepted/draft",
-        meaning="Drafted tokens that the model confirmed, of a draft.",
-        digits=1,
     ),
     Mechanism(
         name="kv_usage_mean",

@@ -27,10 +27,7 @@ def test_switches_and_defaults_become_the_flags_of_serve() -> None:
 def test_speculation_is_a_knob_with_a_short_name() -> None:
     off, one, two = knob_arms("speculative=off,ngram:3,ngram+suffix", BASE)
     assert off.text.endswith("--speculative-config off")
-    assert (one.name, two.name) == (
-        "speculative_config=ngram:3",
-        "speculative_config=ngram+suffix",
-    )
+    assert (one.name, two.name) == ("speculative=ngram:3", "speculative=ngram+suffix")
     assert one.text.endswith("--speculative-config ngram:3")
 
 
