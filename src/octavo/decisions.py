@@ -67,12 +67,16 @@ def speculation(config: SpeculativeConfig) -> tuple[Decision, ...]:
     """What --speculative-config leads to."""
     if not config.methods:
         return ()
-    names = ", ".join(str(method["method"]) for method in config.methods)
+    methods = [
+        f"{method['method']} up to {length}"
+        for method, length in zip(config.methods, config.max_lengths, strict=True)
+    ]
+    what = "which, and how many," if len(methods) > 1 else "how many"
     return (
         Decision(
             "speculation",
-            f"{names}: up to {config.max_length} tokens",
-            "how many is decided for each step, by what they gain"
+            f"{', '.join(methods)} tokens",
+            f"{what} is decided for each step, by what they gain"
             if config.is_adaptive
             else "always as many, since adaptive is false",
         ),

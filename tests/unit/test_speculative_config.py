@@ -6,6 +6,7 @@ import pytest
 
 from octavo.config import Config
 from octavo.core.errors import ConfigError
+from octavo.decisions import speculation
 from octavo.speculative_config import (
     DEFAULT_LENGTH,
     parse_speculative_config,
@@ -86,3 +87,22 @@ def test_the_setting_takes_objects_as_vllm_does() -> None:
 def test_a_mistake_is_told_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match="not JSON"):
         Config.from_flat({"speculative_config": "{method: ngram}"})
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "reason"),
+    [
+        ("ngram", "ngram up to 8 tokens", "how many is decided for each step"),
+        ("ngram:16+suffix", "ngram up to 16, suffix up to 8 tokens", "which, and how many, is"),
+        ({"model": "org/small"}, "draft_model up to 8 tokens", "how many is decided"),
+        ('{"method": "ngram", "adaptive": false}', "ngram up to 8 tokens", "always as many"),
+    ],
+)
+def test_what_is_shown_at_start(value: Any, shown: str, reason: str) -> None:
+    (decision,) = speculation(speculative_config(parse_speculative_config(value)))
+    assert (decision.what, decision.value) == ("speculation", shown)
+    assert reason in decision.reason
+
+
+def test_nothing_is_shown_without_speculation() -> None:
+    assert speculation(speculative_config([])) == ()
