@@ -11,7 +11,8 @@ from octavo.bench.load.http1 import Connections, fetch
 from octavo.bench.load.target import Target
 
 _PREFIX = "(?:octavo:|vllm:|sglang:|llamacpp:|tgi_|trtllm_)"
-_LINE = re.compile(rf"^{_PREFIX}(\w+)(?:{{.*}})? (\S+)", re.M)
+_LINE = re.compile(rf"^{_PREFIX}(\w+)(?:{{(.*)}})? (\S+)", re.M)
+_POSITION = re.compile(r'position="(\d+)"')
 _GAUGE = re.compile(rf"^# TYPE {_PREFIX}(\w+) gauge", re.M)
 # Other engines' names for what vLLM, and Octavo after it, calls so.
 _NAMES: Final = {
@@ -46,12 +47,16 @@ class Scrape:
 
 def parse(text: str) -> Scrape:
     """Prometheus' text format. Names lose the engine's prefix and are vLLM's where it has one.
-    Series that differ in labels only are added up; shares (0 to 1) are averaged.
+    Series that differ in labels only are added up; shares (0 to 1) are averaged. Those of positions
+    are there one by one, too, as NAME:POSITION.
     """
     found = defaultdict(list)
-    for name, value in _LINE.findall(text):
-        if not name.endswith(_LEFT_OUT):
-            found[_NAMES.get(name, name)].append(float(value))
+    for name, labels, value in _LINE.findall(text):
+        if name.endswith(_LEFT_OUT):
+            continue
+        found[_NAMES.get(name, name)].append(float(value))
+        if position := _POSITION.search(labels):
+            found[f"{name}:{position[1]}"].append(float(value))
     values = {
         name: sum(values) / (len(values) if name in _SHARES else 1)
         for name, values in found.items()

@@ -78,7 +78,7 @@ def vllm_result(
         result |= _detailed(run.records)
     for name, values in _samples_ms(good).items():
         result |= _summary(name, values, percentiles)
-    return result
+    return result | _drafts(run)
 
 
 def result_filename(result: Mapping[str, Any]) -> str:
@@ -113,6 +113,34 @@ def _summary(name: str, values: Sequence[float], percentiles: Sequence[float]) -
         f"median_{name}_ms": float(np.median(sample)),
         f"std_{name}_ms": float(sample.std()),
         **{f"p{p:g}_{name}_ms": float(np.percentile(sample, p)) for p in percentiles},
+    }
+
+
+def _drafts(run: PointRun) -> dict[str, Any]:
+    """What became of guessed tokens, by the server's counters; nothing if none were guessed. The
+    acceptance rate is in per cent, those of positions are shares of all drafts.
+    """
+
+    def grown(name: str) -> float:
+        name = f"spec_decode_{name}_total"
+        return run.counters_after.get(name, 0.0) - run.counters_before.get(name, 0.0)
+
+    drafts, drafted = grown("num_drafts"), grown("num_draft_tokens")
+    if not drafts or not drafted:
+        return {}
+    accepted = grown("num_accepted_tokens")
+    name = "spec_decode_num_accepted_tokens_per_pos_total"
+    by_position: list[float] = []
+    while (key := f"{name}:{len(by_position)}") in run.counters_after:
+        count = run.counters_after[key] - run.counters_before.get(key, 0.0)
+        by_position.append(count / drafts)
+    return {
+        "spec_decode_acceptance_rate": 100 * accepted / drafted,
+        "spec_decode_acceptance_length": 1 + accepted / drafts,
+        "spec_decode_num_drafts": int(drafts),
+        "spec_decode_draft_tokens": int(drafted),
+        "spec_decode_accepted_tokens": int(accepted),
+        "spec_decode_per_position_acceptance_rates": by_position,
     }
 
 

@@ -7,8 +7,9 @@ import pytest
 from octavo.bench.load.counters import Scrape, parse, scrape
 from octavo.bench.load.http1 import Connections
 from octavo.bench.load.target import Target
-from octavo.core.step import EngineStats
+from octavo.core.step import DraftTotals, EngineStats
 from octavo.server.metrics import Metrics
+from octavo.speculative_config import SpeculativeConfig
 from support.mock_server import MockServer, Reply, answer
 
 VLLM = """\
@@ -43,6 +44,16 @@ def test_series_are_added_up_and_shares_averaged() -> None:
         },
         gauges={"num_requests_running": 7.0, "kv_cache_usage_perc": 0.5},
     )
+
+
+def test_positions_are_told_apart_and_added_up() -> None:
+    methods = ({"method": "ngram"},)
+    metrics = Metrics("vllm", "m", 100, speculation=SpeculativeConfig(methods, (3,)))
+    metrics.on_stats(EngineStats(drafts=(DraftTotals(5, 15, 6, (4, 2)),)))
+    values = parse(metrics.exposition().decode()).values
+    name = "spec_decode_num_accepted_tokens_per_pos_total"
+    assert values[name] == 6
+    assert [values[f"{name}:{position}"] for position in range(3)] == [4, 2, 0]
 
 
 @pytest.mark.parametrize(

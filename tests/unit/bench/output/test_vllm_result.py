@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -101,6 +102,29 @@ def test_rates_are_of_the_whole_duration_and_of_what_succeeded() -> None:
     assert found["request_throughput"] == 3 / 4
     assert found["output_throughput"] == 7 / 4
     assert found["total_token_throughput"] == 43 / 4
+
+
+def test_what_became_of_guessed_tokens() -> None:
+    position = "spec_decode_num_accepted_tokens_per_pos_total"
+    before = {
+        "spec_decode_num_drafts_total": 10.0,
+        "spec_decode_num_draft_tokens_total": 30.0,
+        "spec_decode_num_accepted_tokens_total": 12.0,
+        f"{position}:0": 8.0,
+        f"{position}:1": 4.0,
+    }
+    growths = (20, 50, 25, 15, 10)
+    after = {name: before[name] + growth for name, growth in zip(before, growths, strict=True)}
+    found = result(replace(RUN, counters_before=before, counters_after=after))
+    assert {name: found[name] for name in found if name not in KEYS} == {
+        "spec_decode_acceptance_rate": 50.0,
+        "spec_decode_acceptance_length": 2.25,
+        "spec_decode_num_drafts": 20,
+        "spec_decode_draft_tokens": 50,
+        "spec_decode_accepted_tokens": 25,
+        "spec_decode_per_position_acceptance_rates": [0.75, 0.5],
+    }
+    assert list(result(replace(RUN, counters_before=before, counters_after=before))) == KEYS
 
 
 def test_peaks_are_of_seconds_since_the_first_was_sent() -> None:
