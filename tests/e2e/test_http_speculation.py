@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from support.scripted import (
     saying,
     scripted_server,
 )
+from support.serve_command import serving
 
 LENGTH = 8
 WORDS = ("An ", "octavo", " is a ", "sheet", ", fold", "ed ", "into ", "eight", " leaves", ".")
@@ -200,3 +202,16 @@ def test_metrics_are_shown_only_where_the_server_is_told_to() -> None:
         assert "metrics" not in silent.complete(max_tokens=3).json()
         assert "metrics" not in silent.chat(max_tokens=3).json()
         assert "metrics" not in streamed(silent, max_tokens=3)[1][-1]
+
+
+def test_the_command_serves_with_guesses(folder: Path, tmp_path: Path) -> None:
+    settings = {"method": "layer_skip", "num_layers": 1, "num_speculative_tokens": 2}
+    value = json.dumps(settings | {"adaptive": False})
+    flags = ("--speculative-config", value, "--enable-per-request-metrics")
+    with serving(tmp_path / "log", str(folder), *flags) as process:
+        reply = process.completion(max_tokens=20, ignore_eos=True).json()
+        counts = reply["metrics"]["speculative_decoding"]
+        assert process.metric("spec_decode_num_drafts_total") == counts["num_drafts"] > 0
+        for name in ("num_draft_tokens", "num_accepted_tokens"):
+            assert process.metric(f"spec_decode_{name}_total") == counts[name]
+        assert "layer_skip up to 2 tokens" in process.log.read_text()
