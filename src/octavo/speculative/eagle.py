@@ -242,8 +242,10 @@ class Eagle:
         of = self._slots
         lengths, is_drawn = of.lengths[slots], self._sampler.draws(slots)
         longest = max(task.request.length for task in tasks)
-        # By depth: where the row lies whose token is the last of so many.
+        # By depth: where the row lies whose token is the last of so many. Those of a draft that is
+        # shorter than the longest are not looked at from some depth on, and may be beyond all ends.
         positions = lengths + np.arange(-2, longest - 2)[:, np.newaxis]
+        np.minimum(positions, of.token_ids.shape[1] - 1, out=positions)
         kv_slots = of.kv_slots[slots, positions]
         context_lens = (positions + 1).astype(np.int32)
         tables = of.block_tables[slots, : -(-int(context_lens.max()) // of.block_size)]

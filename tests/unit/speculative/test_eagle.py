@@ -32,7 +32,7 @@ from support.draft_heads import (
     eagle_tensors,
     save_head,
 )
-from support.drafting import MAX_NUM_SEQS, DraftDrive
+from support.drafting import MAX_MODEL_LEN, MAX_NUM_SEQS, DraftDrive
 from support.forward import load_model
 from support.oracle import load_oracle
 from support.sampling import bind
@@ -281,6 +281,14 @@ def test_without_features_there_is_no_draft(drive: DraftDrive) -> None:
     drive.bind(0, PROMPTS[0], table=[0, 1, 2, 3, 4], num_computed=20)
     drive.step({}, work={0: 3})
     assert drive.step({0: 3}) == {}
+
+
+def test_next_to_the_longest_text_others_may_have_longer_drafts(
+    drive: DraftDrive, case: Case
+) -> None:
+    long = RANDOM.integers(3, VOCAB_SIZE, MAX_MODEL_LEN - 3).tolist()
+    start(drive, [PROMPTS[0], long], chunk=MAX_MODEL_LEN)
+    check(drive, case.oracle, {0: 8, 1: 1})
 
 
 @pytest.mark.parametrize("count", range(4))
