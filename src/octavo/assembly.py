@@ -174,7 +174,9 @@ def build_engine(
                 dtype=dtype,
                 quantization=quantization,
                 vocab_size=vocab_size,
-                open_model=lambda name: open_model(replace(config.model, model=name)),
+                open_model=lambda name: open_model(
+                    replace(config.model, model=name, revision=None)  # that of the target's
+                ),
             ),
         )
     weights = plan_weights(model, checkpoint, backend, dtype, quantization)

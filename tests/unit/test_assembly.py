@@ -21,6 +21,7 @@ from octavo.ops.op import Choice, Target
 from octavo.ops.torch.backend import TorchBackend
 from octavo.text.generation_config import default_sampling
 from octavo.text.served_model import ServedModel
+from octavo.weights import Checkpoint
 from support.checkpoints import make_checkpoint
 
 
@@ -164,6 +165,39 @@ def test_rotary_tables_are_as_long_as_what_is_served(
     loop.close()
     assert facts.max_model_len == 2**20 // 512
     assert lengths == [facts.max_model_len]
+
+
+def test_a_draft_model_has_its_own_revision_and_the_targets_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = (
+        make_checkpoint("llama", tmp_path / name, max_position_embeddings=10**8)
+        for name in ("target", "draft")
+    )
+    opened, lengths = [], []
+    open_model, compute = assembly.open_model, RopeTable.compute
+
+    def opening(config: ModelConfig) -> Checkpoint:
+        opened.append((config.model, config.revision))
+        return open_model(config)
+
+    def recorded(table: RopeTable, num_positions: int) -> np.ndarray:
+        lengths.append(num_positions)
+        return compute(table, num_positions)
+
+    monkeypatch.setattr(assembly, "open_model", opening)
+    monkeypatch.setattr(RopeTable, "compute", recorded)
+    knobs: dict[str, Any] = {
+        "model": str(target),
+        "revision": "main",
+        "max_model_len": 50,
+        "kv_cache_memory_bytes": "1M",
+        "speculative_config": {"model": str(draft)},
+    }
+    loop, _ = assembly.build_engine(Config.from_flat(knobs), 320)
+    loop.close()
+    assert opened == [(str(target), "main"), (str(draft), None)]
+    assert lengths == [50, 50]
 
 
 @pytest.mark.parametrize(

@@ -59,11 +59,12 @@ class CausalLM(Layer):
         before any further norm: (T, D) each.
         """
         x = self.embedding(ctx.token_ids)
-        outputs = []
-        for block in self.blocks:
+        tapped = {}  # only these: whatever has a name keeps its memory
+        for index, block in enumerate(self.blocks):
             x = block(x, ctx)
-            outputs.append(x)
-        return (self.norm(x), *(outputs[tap] for tap in taps))
+            if index in taps:
+                tapped[index] = x
+        return (self.norm(x), *(tapped[tap] for tap in taps))
 
     def logits(self, hidden: Array, rows: Array) -> Array:
         """hidden (T, D), rows (R,) int64: those wanted -> (R, V), in the model's dtype."""

@@ -105,10 +105,12 @@ class ModelRunner:
     def seconds_by_rows(self, counts: Sequence[int], repeats: int = 3) -> list[tuple[int, float]]:
         """(rows, seconds) of forwards that compute so many tokens and the logits of each: what
         verifying costs here, the fastest of some. Before the first step, since it writes to blocks.
+        No more rows than the longest sequence may have, since they are one.
         """
         found = []
+        longest = min(self._slots.token_ids.shape[1], self.num_blocks * self._block_size)
         for count in counts:
-            places = np.arange(min(count, self.num_blocks * self._block_size))
+            places = np.arange(min(count, longest))
             host = HostBatch(
                 token_ids=np.zeros_like(places),
                 positions=places,

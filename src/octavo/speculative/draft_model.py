@@ -28,7 +28,6 @@ def build(options: Options, target: Target) -> DraftModel:
     proposer = DraftModel(model, backend, target.sampler, vocab_size=target.vocab_size)
     load_weights(model, plan_weights(model, checkpoint, backend, target.dtype, target.quantization))
     checkpoint.release_pages()
-    make_rope_tables(model, backend, min(model.max_position, target.model.max_position))
     return proposer
 
 
@@ -44,8 +43,8 @@ class DraftModel:
     def __init__(
         self, model: CausalLM, backend: Backend, sampler: Sampler, *, vocab_size: int
     ) -> None:
-        """model: loaded before it drafts. vocab_size: of the target's tokenizer, which must be the
-        model's too.
+        """model: its weights are loaded before it drafts. vocab_size: of the target's tokenizer,
+        which must be the model's too.
 
         Raises ConfigError if the model has no row for some of its ids.
         """
@@ -56,11 +55,15 @@ class DraftModel:
                 f"target's vocabulary has {vocab_size}; draft with a model of the same vocabulary"
             )
         self.kv_heads = [(layer.num_kv_heads, layer.head_dim) for layer in model.spec.layers]
+        self._model = model
+        self._backend = backend
         self._loop = DraftingLoop(model, backend, sampler, vocab_size=vocab_size)
         self._num_fed: dict[int, int] = {}  # by slot: draft tokens that it computed in this step
 
     def attach(self, slots: Slots, kv_layers: tuple[KVLayer, ...]) -> None:
         self._coverage = BlockCoverage(slots)
+        num_positions = min(self._model.max_position, slots.token_ids.shape[1])
+        make_rope_tables(self._model, self._backend, num_positions)
         self._loop.attach(slots, kv_layers[len(kv_layers) - len(self.kv_heads) :])
 
     def begin(self, step: ScheduledStep) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +19,35 @@ from support.forward import Forward, host_batch, load_model
 from support.oracle import load_oracle
 
 TOKENS = [5, 9, 31, 7, 300, 12, 8]
+
+
+class CountedBlock:
+    """Puts out a new array; counts how many of these there still are then."""
+
+    def __init__(self, outputs: list[weakref.ref[np.ndarray]], counts: list[int]) -> None:
+        self._outputs = outputs
+        self._counts = counts
+
+    def __call__(self, x: np.ndarray, ctx: object) -> np.ndarray:
+        y = x + 1
+        self._outputs.append(weakref.ref(y))
+        self._counts.append(sum(output() is not None for output in self._outputs))
+        return y
+
+
+@pytest.mark.parametrize(("taps", "counts"), [((), [1, 2, 2, 2, 2]), ((1,), [1, 2, 2, 3, 3])])
+def test_only_what_is_tapped_outlives_the_next_block(
+    taps: tuple[int, ...], counts: list[int]
+) -> None:
+    found: list[int] = []
+    outputs: list[weakref.ref[np.ndarray]] = []
+    model = SimpleNamespace(
+        embedding=lambda ids: np.zeros(3) + ids,
+        blocks=[CountedBlock(outputs, found) for _ in range(5)],
+        norm=np.copy,
+    )
+    CausalLM.forward_with_taps(cast(CausalLM, model), cast(Any, SimpleNamespace(token_ids=1)), taps)
+    assert found == counts
 
 
 def hidden_and_taps(model: CausalLM, taps: tuple[int, ...], ctx: BatchContext) -> tuple[Array, ...]:

@@ -268,3 +268,10 @@ def test_a_step_without_sequences_still_copies(drive: Drive, alone: list[list[in
 
 def test_no_drafts_no_sequences(drive: Drive) -> None:
     assert drive.runner.execute(ScheduledStep(4, [], [], [], 0)) == StepOutput(4, [])
+
+
+def test_times_by_rows_are_of_sequences_that_can_be(drive: Drive) -> None:
+    """The model has positions for no more."""
+    times = drive.runner.seconds_by_rows([1, 8, 400], repeats=1)
+    assert [rows for rows, _ in times] == [1, 8, 120]
+    assert all(seconds > 0 for _, seconds in times)
