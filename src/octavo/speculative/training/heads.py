@@ -19,19 +19,20 @@ from octavo.speculative.training.target import Target
 from octavo.weights.safetensors_writer import write_safetensors
 
 METHODS = ("eagle", "medusa")
-_EAGLE_STEPS = 3
-_EAGLE_FEATURE_WEIGHT = 1.0
+_EAGLE_CHAIN = 3
+_EAGLE_FEATURE_WEIGHT = 4.0
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A head that is to be made. config: what its config.json says of it. feature_weight: of the
-    features' distance in its loss.
+    """A head that is to be made. config: what its config.json says of it. first_chain, last_chain,
+    feature_weight: see TrainingSettings.
     """
 
     method: str
     config: dict[str, Any]
-    num_steps: int
+    first_chain: int
+    last_chain: int
     feature_weight: float
 
     def build(self, seed: int) -> EagleHead | MedusaHeads:
@@ -66,7 +67,8 @@ def eagle_blueprint(target: Target, *, inner_size: int | None) -> Blueprint:
             "max_position_embeddings": target.spec.max_position,
             "vocab_size": target.spec.vocab_size,
         },
-        num_steps=_EAGLE_STEPS,
+        first_chain=1,
+        last_chain=_EAGLE_CHAIN,
         feature_weight=_EAGLE_FEATURE_WEIGHT,
     )
 
@@ -83,7 +85,8 @@ def medusa_blueprint(target: Target, *, num_heads: int) -> Blueprint:
             "medusa_num_layers": 1,
             "vocab_size": target.spec.vocab_size,
         },
-        num_steps=num_heads,
+        first_chain=num_heads,
+        last_chain=num_heads,
         feature_weight=0.0,
     )
 

@@ -24,8 +24,8 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True)
 class Loss:
-    """total: to be made small. agreement: share of the first drafted tokens that are the target's
-    likeliest ones of the vocabulary.
+    """total: to be made small; a mean of the steps'. agreement: share of the first drafted tokens
+    that are the target's likeliest ones of the vocabulary.
     """
 
     total: torch.Tensor
@@ -69,7 +69,7 @@ def loss(
         total = total + _STEP_WEIGHT**step * (each * counts).sum() / counts.sum().clamp(min=1)
         if step == 0:
             agreement = (logits.argmax(-1) == wanted.argmax(-1)).float().mean().item()
-    return Loss(total, agreement)
+    return Loss(total / sum(_STEP_WEIGHT**step for step in range(num_steps)), agreement)
 
 
 @dataclass

@@ -62,7 +62,7 @@ class Request:
     draft_vocab_size: int = 6144
     inner_size: int | None = None
     num_heads: int = 4
-    learning_rate: float = 4e-3
+    learning_rate: float = 8e-4
     batch_tokens: int = 2048
     seed: int = 0
 
@@ -118,7 +118,8 @@ def train(
         epochs=request.epochs,
         learning_rate=request.learning_rate,
         batch_tokens=request.batch_tokens,
-        num_steps=blueprint.num_steps,
+        first_chain=blueprint.first_chain,
+        last_chain=blueprint.last_chain,
         feature_weight=blueprint.feature_weight,
         seed=request.seed,
     )

@@ -19,23 +19,34 @@ from octavo.speculative.training.learning import Acceptance, count_accepted, los
 from octavo.speculative.training.medusa import MedusaHeads
 
 _WARMUP_STEPS = 20
+_BETAS = (0.9, 0.95)
+_WEIGHT_DECAY = 0.01
 _FIT_BATCHES = 32
 _SECONDS_BETWEEN_SAVES = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """learning_rate: at its highest. batch_tokens: of a step, padding included. num_steps: tokens
-    that chains of the training-time test have, or heads that there are. feature_weight: of the
-    features' distance in the loss.
+    """learning_rate: at its highest. batch_tokens: of a step, padding included. feature_weight: of
+    the features' distance in the loss.
+
+    first_chain, last_chain: tokens that are drafted from every position, at first and in the end.
+    Chains that grow cost less than ones that are long all the time, and a head that can't do the
+    first token yet learns little from the third.
     """
 
     epochs: int
     learning_rate: float
     batch_tokens: int
-    num_steps: int
+    first_chain: int
+    last_chain: int
     feature_weight: float
     seed: int
+
+    def chain(self, done: float) -> int:
+        """Tokens to draft when this share of the training is done."""
+        growth = int(done * (self.last_chain - self.first_chain + 1))
+        return min(self.first_chain + growth, self.last_chain)
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,9 @@ class Trainer:
             for epoch in range(settings.epochs)
             for batch in examples.epoch(learned, settings.batch_tokens, f"{settings.seed} {epoch}")
         ]
-        self._optimizers = _optimizers(head, settings.learning_rate)
+        self._optimizer = torch.optim.AdamW(
+            head.parameters(), settings.learning_rate, betas=_BETAS, weight_decay=_WEIGHT_DECAY
+        )
         self.num_steps_done = 0
         self.seconds = 0.0
         features, embeddings, truth = self._rows(self._batches[:_FIT_BATCHES])
@@ -118,24 +131,22 @@ class Trainer:
 
     def _learn(self, indices: Sequence[int], done: float) -> tuple[float, float]:
         warm = min(1.0, (self.num_steps_done + 1) / _WARMUP_STEPS)
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self._settings.learning_rate * warm * (1.0 - done)
-            optimizer.zero_grad()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate * warm * (1.0 - done)
+        self._optimizer.zero_grad()
         batch = self._examples.batch(indices, self._device)
         with self._precision():
             found = loss(
                 self._head,
                 batch,
                 self._vocabulary,
-                num_steps=self._settings.num_steps,
+                num_steps=self._settings.chain(done),
                 feature_weight=self._settings.feature_weight,
                 feature_scale=self._feature_scale,
             )
         torch.autograd.backward(found.total)
         nn.utils.clip_grad_norm_(self._head.parameters(), 1.0)
-        for optimizer in self._optimizers:
-            optimizer.step()
+        self._optimizer.step()
         return found.total.item(), found.agreement
 
     def _precision(self) -> torch.autocast:
@@ -163,7 +174,7 @@ class Trainer:
                 "step": self.num_steps_done,
                 "seconds": self.seconds,
                 "head": self._head.state_dict(),
-                "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+                "optimizer": self._optimizer.state_dict(),
             },
             written,
         )
@@ -173,20 +184,9 @@ class Trainer:
         try:
             kept = torch.load(self._state, map_location=self._device, weights_only=True)
             self._head.load_state_dict(kept["head"])
-            for optimizer, state in zip(self._optimizers, kept["optimizers"], strict=True):
-                optimizer.load_state_dict(state)
+            self._optimizer.load_state_dict(kept["optimizer"])
             self.num_steps_done, self.seconds = int(kept["step"]), float(kept["seconds"])
         except (OSError, RuntimeError, KeyError, ValueError) as error:
             raise ConfigError(
                 f"{self._state} can't be read ({error}); remove it to train from the start"
             ) from error
-
-
-def _optimizers(head: nn.Module, learning_rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for matrices, AdamW for what is no matrix. Source: arXiv 2502.16982, section 2.2."""
-    matrices = [p for p in head.parameters() if p.dim() == 2]
-    vectors = [p for p in head.parameters() if p.dim() != 2]
-    return [
-        torch.optim.Muon(matrices, learning_rate, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(vectors, learning_rate, weight_decay=0.0),
-    ]
