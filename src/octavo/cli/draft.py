@@ -51,8 +51,16 @@ def train(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where answers, hidden states and heads go (default: draft-NAME, of the model). "
-            "What is there is gone on with.",
+            help="Where the head goes, with what is needed to go on if this is stopped (default: "
+            "METHOD-NAME, of the model).",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where answers and hidden states go, for other heads to use too (default: data, "
+            "in --out).",
         ),
     ] = None,
     prompts: Annotated[
@@ -113,7 +121,8 @@ def train(
     checkpoint = assembly.open_model(config.model)
     request = pipeline.Request(
         method=method,
-        out=out or Path(f"draft-{checkpoint.name.rpartition('/')[2]}"),
+        out=out or Path(f"{method}-{checkpoint.name.rpartition('/')[2]}"),
+        data=data,
         prompts=prompts,
         num_tokens=tokens,
         answer_tokens=answer_tokens,

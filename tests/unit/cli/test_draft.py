@@ -28,7 +28,7 @@ def test_a_head_is_trained_on_what_the_model_answers(
     assert main([*command, *SHORT, *SMALL]) == 0
     shown = capsys.readouterr()
     assert "position 5:" in shown.out
-    assert f'"model": "{out}/eagle/head"' in shown.out
+    assert f'"model": "{out}"' in shown.out
     for part in ("Answers", "Hidden states", "Training"):
         assert f"{part}: 100%" in shown.err
     answers = (out / "data" / "responses.jsonl").read_text().splitlines()
@@ -36,7 +36,7 @@ def test_a_head_is_trained_on_what_the_model_answers(
     # Again: nothing is left to do, and the same is shown.
     assert main([*command, *SHORT, *SMALL, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["folder"] == f"{out}/eagle/head"
+    assert report["folder"] == f"{out}"
     assert len(report["acceptance_by_position"]) == 5
 
 

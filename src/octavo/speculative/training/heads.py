@@ -20,19 +20,21 @@ from octavo.weights.safetensors_writer import write_safetensors
 
 METHODS = ("eagle", "medusa")
 _EAGLE_CHAIN = 3
+_EAGLE_POSITIONS = 5
 _EAGLE_FEATURE_WEIGHT = 4.0
 
 
 @dataclass(frozen=True)
 class Blueprint:
     """A head that is to be made. config: what its config.json says of it. first_chain, last_chain,
-    feature_weight: see TrainingSettings.
+    feature_weight: see TrainingSettings. positions: that it drafts, as far as that is measured.
     """
 
     method: str
     config: dict[str, Any]
     first_chain: int
     last_chain: int
+    positions: int
     feature_weight: float
 
     def build(self, seed: int) -> EagleHead | MedusaHeads:
@@ -69,6 +71,7 @@ def eagle_blueprint(target: Target, *, inner_size: int | None) -> Blueprint:
         },
         first_chain=1,
         last_chain=_EAGLE_CHAIN,
+        positions=_EAGLE_POSITIONS,
         feature_weight=_EAGLE_FEATURE_WEIGHT,
     )
 
@@ -87,6 +90,7 @@ def medusa_blueprint(target: Target, *, num_heads: int) -> Blueprint:
         },
         first_chain=num_heads,
         last_chain=num_heads,
+        positions=num_heads,
         feature_weight=0.0,
     )
 

@@ -3,12 +3,13 @@ there, so that a stopped training goes on with the same command.
 
 The folder of a training:
 
-    data/settings.json     what the answers depend on
-    data/responses.jsonl   prompts and answers, as token ids
-    data/features.bf16     the target's hidden states over them
-    METHOD/settings.json   what the head depends on
-    METHOD/state.pt        the head in training
-    METHOD/head/           the trained head: config.json, model.safetensors
+    config.json, model.safetensors   the trained head
+    training.json                    what it depends on
+    training.pt                      the head in training
+    data/                            where it learns from, which several trainings may share:
+        settings.json                what the answers depend on
+        responses.jsonl              prompts and answers, as token ids
+        features.bf16                the target's hidden states over them
 """
 
 from __future__ import annotations
@@ -36,8 +37,6 @@ from octavo.speculative.training.target import Target
 from octavo.speculative.training.trainer import Learned, Trainer, TrainingSettings
 from octavo.weights import Checkpoint
 
-CHAIN_LENGTH = 5
-"""Positions that acceptance is reported for."""
 _HELD_OUT_SHARE = 0.1
 _MOST_HELD_OUT = 48
 
@@ -46,14 +45,15 @@ _MOST_HELD_OUT = 48
 class Request:
     """What is to be trained.
 
-    out: folder of the training. prompts: a file, None for the built-in ones. num_tokens: of
-    answers, and answer_tokens of each at most. minutes: that training itself may take, earlier runs
-    included. draft_vocab_size: tokens that the head may draft. inner_size: of EAGLE's MLP, None for
-    the target's. num_heads: Medusa's.
+    out: folder of the training. data: of answers and features, None for one in `out`. prompts: a
+    file, None for the built-in ones. num_tokens: of answers, and answer_tokens of each at most.
+    minutes: that training itself may take, earlier runs included. draft_vocab_size: tokens that the
+    head may draft. inner_size: of EAGLE's MLP, None for the target's. num_heads: Medusa's.
     """
 
     method: str
     out: Path
+    data: Path | None = None
     prompts: Path | None = None
     num_tokens: int = 200_000
     answer_tokens: int = 320
@@ -105,7 +105,7 @@ def train(
         known = ", ".join(heads.METHODS)
         raise ConfigError(f"--method {request.method!r} is unknown; it can be {known}")
     target = Target(checkpoint, config)
-    data = request.out / "data"
+    data = request.data or request.out / "data"
     responses = _responses(request, checkpoint, data, answering, progress)
     features = data / "features.bf16"
     sequences = [response.prompt + response.answer for response in responses]
@@ -123,10 +123,10 @@ def train(
         feature_weight=blueprint.feature_weight,
         seed=request.seed,
     )
-    folder = request.out / request.method
     _keep_settings(
-        folder,
+        request.out / "training.json",
         {
+            "method": request.method,
             **blueprint.config,
             **asdict(settings),
             "draft_vocab_size": request.draft_vocab_size,
@@ -136,14 +136,14 @@ def train(
     examples = Examples(responses, features, target.spec.hidden_size)
     vocabulary = Vocabulary.of(target, responses, request.draft_vocab_size, device)
     head = blueprint.build(request.seed).to(device)
-    trainer = Trainer(head, examples, vocabulary, settings, folder / "state.pt")
+    trainer = Trainer(head, examples, vocabulary, settings, request.out / "training.pt")
     _learn(trainer, request, progress)
-    acceptance = trainer.measure(CHAIN_LENGTH)
+    acceptance = trainer.measure(blueprint.positions)
     facts = _facts(request, checkpoint, responses, trainer, acceptance, vocabulary.coverage)
     file_bytes = heads.write_head(
-        folder / "head", head, blueprint, vocabulary.token_ids.cpu().numpy(), facts
+        request.out, head, blueprint, vocabulary.token_ids.cpu().numpy(), facts
     )
-    return Result(folder / "head", file_bytes, acceptance, vocabulary.coverage, facts)
+    return Result(request.out, file_bytes, acceptance, vocabulary.coverage, facts)
 
 
 def _responses(
@@ -164,7 +164,7 @@ def _responses(
         num_held_out = min(_MOST_HELD_OUT, max(1, round(_HELD_OUT_SHARE * len(given))))
         source = hashlib.sha256(request.prompts.read_bytes()).hexdigest()
     _keep_settings(
-        folder,
+        folder / "settings.json",
         {
             "target": checkpoint.name,
             "weights": checkpoint.content_id(),
@@ -222,24 +222,23 @@ def _learn(trainer: Trainer, request: Request, progress: Progress) -> None:
     trainer.run(seconds, tell)
 
 
-def _keep_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+def _keep_settings(path: Path, settings: Mapping[str, Any]) -> None:
     """Note them at the first time; later ones must be the same, or what is there is no beginning of
     what is wanted.
     """
-    path = folder / "settings.json"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
         return
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{path} is damaged ({error}); remove {folder}") from error
+        raise ConfigError(f"{path} is damaged ({error}); remove {path.parent}") from error
     for key, value in settings.items():
         if kept.get(key) != value:
             raise ConfigError(
-                f"{folder} belongs to a training with {key} {kept.get(key)!r}, and {value!r} is "
-                "wanted; give another folder with --out, or remove this one"
+                f"{path.parent} is of a training with {key} {kept.get(key)!r}, and {value!r} is "
+                "wanted; give another folder with --out or --data, or remove this one"
             )
 
 
