@@ -72,11 +72,12 @@ class ModelRunner:
         step can be scheduled before this one's output is seen.
         """
         self._apply_changes(step)
+        if self._speculation is not None:
+            self._speculation.begin(step)
         if not step.sequences:
             return StepOutput(step.step_id, [])
         drafts: dict[int, Draft] = {}
         if self._speculation is not None:
-            self._speculation.begin(step)
             drafts = self._speculation.propose(step.sequences)
         began = self._clock()
         batch = build_batch(self._slots, step.sequences, self._block_size, drafts)

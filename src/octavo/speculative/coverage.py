@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from octavo.core.step import ScheduledStep
 from octavo.runner.slots import Slots
+from octavo.speculative.block_changes import block_changes
 
 
 class BlockCoverage:
@@ -23,24 +24,13 @@ class BlockCoverage:
 
     def begin(self, step: ScheduledStep) -> None:
         """Follow what the step does to blocks; `slots` has it done already."""
-        size = self._block_size
-        # A source may have been released and be one of the step's new blocks, so copies come first.
-        if step.block_copies:
-            starts = {sequence.slot: sequence.start for sequence in step.sequences}
-            for copy in step.block_copies:
-                # What the source has beyond the shared tokens is its own sequence's.
-                shared = starts[copy.slot] - copy.index * size
-                self._filled[copy.target] = min(self._filled.get(copy.source, 0), shared)
+        copies, fresh = block_changes(step, self._slots)
+        for source, target, num_shared in copies:
+            self._filled[target] = min(self._filled.get(source, 0), num_shared)
         for binding in step.bindings:
             self._covered[binding.slot] = 0
-        for sequence in step.sequences:
-            if sequence.new_block_ids:
-                table_size = int(self._slots.num_blocks[sequence.slot])
-                first = table_size - len(sequence.new_block_ids)
-                # A new sequence's table begins with blocks that it shares, up to its start.
-                num_shared = max(-(-sequence.start // size) - first, 0)
-                for block in sequence.new_block_ids[num_shared:]:
-                    self._filled.pop(block, None)
+        for block in fresh:
+            self._filled.pop(block, None)
 
     def covered(self, slot: int) -> int:
         """Leading tokens of the slot's sequence that are filled."""

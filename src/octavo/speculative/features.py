@@ -9,6 +9,7 @@ import numpy as np
 
 from octavo.core.step import ScheduledStep
 from octavo.runner.slots import Slots
+from octavo.speculative.block_changes import block_changes
 
 
 class Unread(NamedTuple):
@@ -56,28 +57,16 @@ class FeatureBlocks:
 
     def begin(self, step: ScheduledStep) -> None:
         """Follow what the step does to blocks; `slots` has it done already."""
-        size = self._slots.block_size
-        # A source may have been released and be one of the step's new blocks, so copies come first.
-        if step.block_copies:
-            starts = {sequence.slot: sequence.start for sequence in step.sequences}
-            for copy in step.block_copies:
-                # What the source has beyond the shared tokens is its own sequence's.
-                shared = starts[copy.slot] - copy.index * size
-                source = self._blocks.get(copy.source, _Block())
-                num_read = min(source.num_read, shared)
-                num_unread = min(source.num_unread, shared - num_read)
-                features = list(source.take(num_unread))
-                self._blocks[copy.target] = _Block(num_read, num_unread, features)
+        copies, fresh = block_changes(step, self._slots)
+        for source_id, target, num_shared in copies:
+            source = self._blocks.get(source_id, _Block())
+            num_read = min(source.num_read, num_shared)
+            num_unread = min(source.num_unread, num_shared - num_read)
+            self._blocks[target] = _Block(num_read, num_unread, list(source.take(num_unread)))
         for binding in step.bindings:
             self._num_read[binding.slot] = 0
-        for sequence in step.sequences:
-            if sequence.new_block_ids:
-                table_size = int(self._slots.num_blocks[sequence.slot])
-                first = table_size - len(sequence.new_block_ids)
-                # A new sequence's table begins with blocks that it shares, up to its start.
-                num_shared = max(-(-sequence.start // size) - first, 0)
-                for block in sequence.new_block_ids[num_shared:]:
-                    self._blocks.pop(block, None)
+        for block in fresh:
+            self._blocks.pop(block, None)
 
     def add(self, slot: int, start: int, features: np.ndarray) -> None:
         """Tokens from `start` on were computed. features: (rows, F), which are kept, not copied."""

@@ -33,11 +33,11 @@ def draft_token_ids(
     names = {name.rpartition(".")[2]: name for name in checkpoint.tensors}
     key, token_ids = "draft_vocab_size", None
     if "d2t" in names:
-        offsets = checkpoint.read(names["d2t"]).astype(np.int64)
+        offsets = checkpoint.read(names["d2t"]).astype(np.int64).ravel()
         token_ids = np.arange(len(offsets)) + offsets
     elif "token_map" in names:
         key = "truncated_vocab_size"
-        token_ids = checkpoint.read(names["token_map"]).astype(np.int64)
+        token_ids = checkpoint.read(names["token_map"]).astype(np.int64).ravel()
     if token_ids is None:
         num_tokens = config.integer("vocab_size", target.model.spec.vocab_size)
     else:

@@ -10,12 +10,21 @@ import numpy as np
 import pytest
 
 from octavo.core.model_spec import KVFormat
-from octavo.core.step import ScheduledStep, SequenceOutput, StepOutput
+from octavo.core.step import (
+    DraftRequest,
+    ScheduledSequence,
+    ScheduledStep,
+    SequenceOutput,
+    StepOutput,
+)
 from octavo.models.causal_lm import CausalLM
 from octavo.ops.backend import Backend
 from octavo.runner import model_runner
 from octavo.runner.model_runner import ModelRunner
+from octavo.runner.speculation import Speculation
 from octavo.sampling.sampler import Sampler
+from octavo.speculative.ngram import NgramProposer
+from octavo.speculative.proposers import Proposers
 from octavo.weights import Checkpoint, open_checkpoint
 from support.backends import BACKENDS, cpu_backend
 from support.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -47,7 +56,12 @@ def model(backend: Backend, checkpoint: Checkpoint) -> CausalLM:
     return load_model(checkpoint, backend, num_positions=120)
 
 
-def make_drive(model: CausalLM, backend: Backend, vocab_size: int = VOCAB_SIZE) -> Drive:
+def make_drive(
+    model: CausalLM,
+    backend: Backend,
+    vocab_size: int = VOCAB_SIZE,
+    speculation: Speculation | None = None,
+) -> Drive:
     runner = ModelRunner(
         model,
         backend,
@@ -58,6 +72,7 @@ def make_drive(model: CausalLM, backend: Backend, vocab_size: int = VOCAB_SIZE) 
         max_num_seqs=6,
         max_model_len=120,
         vocab_size=vocab_size,
+        speculation=speculation,
     )
     return Drive(runner, BLOCK_SIZE)
 
@@ -264,6 +279,19 @@ def test_a_step_without_sequences_still_copies(drive: Drive, alone: list[list[in
     drive.copy_block(0, 2)
     drive.step({})
     assert drive.run([0], 12) == [alone[0]]
+
+
+def test_what_guesses_is_told_of_a_step_without_sequences(
+    model: CausalLM, backend: Backend
+) -> None:
+    """It may bind slots, whose sequences are guessed for later."""
+    speculation = Proposers([NgramProposer()])
+    drive = make_drive(model, backend, speculation=speculation)
+    drive.bind(0, prompt=(5, 6, 7, 5, 6))
+    drive.step({})
+    asked = ScheduledSequence(0, 4, 1, (), True, DraftRequest(0, 2))
+    drafts = speculation.propose([asked])
+    assert drafts[0].token_ids.tolist() == [7, 5]
 
 
 def test_no_drafts_no_sequences(drive: Drive) -> None:
