@@ -18,6 +18,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.seeds import sequence_seed
 from octavo.core.step import (
     DraftRequest,
+    DraftTotals,
     ScheduledSequence,
     ScheduledStep,
     SequenceOutput,
@@ -100,6 +101,9 @@ class ScatteredDrafts:
         for planned, result in zip(step.sequences, output.sequences, strict=True):
             longest = 0 if planned.draft is None else planned.draft.length
             assert max(len(result.token_ids) - 1, 0) <= result.num_drafts <= longest
+
+    def totals(self) -> tuple[DraftTotals, ...]:
+        return ()
 
 
 class TruthExecutor:
