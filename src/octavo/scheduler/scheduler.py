@@ -255,14 +255,18 @@ class Scheduler:
             self._residency.register_full_blocks(sequence)
 
     def _draft(self, drafting: Drafting, plan: StepPlan, num_tokens: int) -> None:
-        """Add drafts to the planned sequences that are one token behind and know all others."""
+        """Add drafts to the planned sequences that are one token behind and know all others. That
+        token is a generated one: no first token waits for guesses.
+        """
         indices, sequences, limits = [], [], []
         for index, (planned, sequence) in enumerate(
             zip(plan.scheduled, plan.sequences, strict=True)
         ):
             # An accepted draft is followed by one more token: the last that may come is no draft.
             limit = sequence.num_tokens_left - 1
-            if planned.samples and planned.num_tokens == 1 and sequence.num_pending == 1 and limit:
+            is_behind_by_one = planned.samples and planned.num_tokens == 1
+            is_generating = planned.start >= sequence.num_prompt_tokens
+            if is_behind_by_one and is_generating and sequence.num_pending == 1 and limit:
                 indices.append(index)
                 sequences.append(sequence)
                 limits.append(limit)
@@ -368,6 +372,9 @@ class Scheduler:
         if reason is None:
             return delta
         stopped_by = token if token in sequence.request.sampling.stop_token_ids else None
+        if sequence.slot is not None:
+            # Without guesses this was done with the last step; those accepted may fill more blocks.
+            self._residency.register_full_blocks(sequence)
         final = self._finish(sequence, reason, now)
         return final._replace(
             token_ids=delta.token_ids,

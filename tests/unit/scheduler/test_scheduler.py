@@ -6,6 +6,7 @@ import pytest
 
 from octavo.core.errors import QueueFullError, RequestError
 from octavo.core.request import FinishReason
+from octavo.scheduler.drafting import FixedDrafts
 from support.engine_runs import Bench
 from support.truth import continuation, make_request, make_scheduler
 
@@ -61,6 +62,35 @@ def test_pfx_03_a_cached_prompt_leaves_a_token_to_compute(length: int) -> None:
     assert bench.finals["b", 0].num_cached_tokens == (length - 1) // 16 * 16
     # The first two runs also cached the block that their outputs completed, if any.
     assert bench.finals["c", 0].num_cached_tokens == length // 16 * 16
+
+
+@pytest.mark.parametrize("num_tokens", range(6, 30))
+def test_a_text_is_cached_as_far_with_guesses_as_without(num_tokens: int) -> None:
+    scheduler, _ = make_scheduler(drafting=FixedDrafts(7))
+    bench = Bench(scheduler, 64)
+    first = make_request("a", prompt(5), num_tokens)
+    bench.add(first)
+    bench.run()
+    bench.add(make_request("b", [*prompt(5), *bench.output(first), *prompt(9)], 1))
+    bench.run()
+    num_computed = 5 + num_tokens - 1
+    assert bench.finals["b", 0].num_cached_tokens == num_computed // 4 * 4
+
+
+def test_no_first_token_waits_for_guesses() -> None:
+    """Neither that of a prompt of one token, nor where all but one are cached."""
+    scheduler, _ = make_scheduler(drafting=FixedDrafts(2))
+    bench = Bench(scheduler, 64)
+    for request in (make_request("a", prompt(1), 9), make_request("b", prompt(9), 4, n=2)):
+        bench.add(request)
+        bench.run()
+    bench.add(make_request("c", prompt(9), 4))
+    bench.run()
+    assert sum(len(step.bindings) for step in bench.steps) == 4
+    for step in bench.steps:
+        begun = {binding.slot for binding in step.bindings}
+        assert all(s.draft is None for s in step.sequences if s.slot in begun)
+    assert any(s.draft is not None for step in bench.steps for s in step.sequences)
 
 
 def test_pfx_06_salts_do_not_share() -> None:
