@@ -375,7 +375,7 @@ NARROW = EAGLE["layers.0.self_attn.k_proj.weight"]
         ),
         ("eagle", EAGLE, {"hidden_size": 48}, "the target's hidden size, 64"),
         ("eagle", EAGLE, {"draft_vocab_size": 99}, "draft_vocab_size 99"),
-        ("eagle3", EAGLE3 | {"d2t": np.zeros((2, 300), np.int64)}, {}, "are not different ids below"),
+        ("eagle3", EAGLE3 | {"d2t": np.zeros((2, 300), np.int64)}, {}, "not different ids below"),
         ("eagle3", EAGLE3 | {"d2t": np.zeros(0, np.int64)}, {}, "draft_vocab_size must be"),
         ("eagle3", EAGLE3, {"num_hidden_layers": 2}, "num_hidden_layers must be 1"),
         ("eagle3", EAGLE3, {"eagle_aux_hidden_state_layer_ids": [2, 6]}, "must name layers from 1"),
