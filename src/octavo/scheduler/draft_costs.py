@@ -9,18 +9,20 @@ from collections.abc import Iterable
 # Numbers of rows whose seconds are kept (1, 2, 3, 4, 6, 8, 12, 16, ...); between them are lines.
 _KNOTS = (1, *(rows << power for power in range(14) for rows in (2, 3)))
 
-# A step moves all of the table by this share of its error. Context lengths and other load change
+# A step moves all of the table by this share of its error: context lengths and other load change
 # all steps alike, and often.
 _COMMON_GAIN = 0.25
-# And its own place by this one: more at first, like a mean that begins with so many steps as
-# calibrated. The shape of the curve hardly changes.
+# And its own place by this share of what it is off by more than recent steps were: the shape of the
+# curve hardly changes. More at first, like a mean that begins with so many steps as calibrated.
 _LOCAL_GAIN = 0.05
 _CALIBRATED_WEIGHT = 5
 # An error (a logarithm) counts for no more than this, since steps that were interrupted take many
 # times as long and say nothing; but for twice as much each time that more than two in a row, at one
-# place, are larger and the same way.
+# place, are larger and the same way; and for more where few steps were observed.
 _BOUND = 0.1
 _MOST_DOUBLINGS = 4
+_EARLY_BOUND = 0.4
+_FAMILIAR = 5
 
 _DRAFT_GAIN = 0.2
 # An error counts for no more than this many times what was expected: one outlier is soon forgotten.
@@ -46,6 +48,7 @@ class StepSeconds:
         rising.reverse()
         self._scale = 1.0
         self._seconds = [_interpolate(rows_measured, rising, knot) for knot in _KNOTS]
+        self._drift = 0.0  # recent steps' mean error
         self._num_observed = [0] * len(_KNOTS)
         self._surprises = [0] * len(_KNOTS)  # in a row; below 0 if steps were faster
 
@@ -55,7 +58,7 @@ class StepSeconds:
     def ahead(self, rows: int, count: int) -> list[float]:
         """T(rows), T(rows + 1), ... T(rows + count); rows is at least 1."""
         seconds: list[float] = []
-        place = _place(rows)
+        place, _ = _place(rows)
         while True:
             start, end = _KNOTS[place], _KNOTS[place + 1]
             first = self._scale * self._seconds[place]
@@ -69,18 +72,24 @@ class StepSeconds:
                 return seconds
             place += 1
 
+    def is_familiar(self, rows: int) -> bool:
+        """Whether steps of about so many rows were observed."""
+        place, share = _place(rows)
+        return self._num_observed[place + (share >= 0.5)] >= _FAMILIAR
+
     def observe(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
-        place = _place(rows)
-        share = min(1.0, (rows - _KNOTS[place]) / (_KNOTS[place + 1] - _KNOTS[place]))
+        place, share = _place(rows)
         nearest = place + (share >= 0.5)
         error = self._bounded(math.log(seconds / self.at(rows)), nearest)
         self._scale *= math.exp(_COMMON_GAIN * error)
+        self._drift += _COMMON_GAIN * (error - self._drift)
         self._num_observed[nearest] += 1
-        local_gain = max(_LOCAL_GAIN, 1 / (self._num_observed[nearest] + _CALIBRATED_WEIGHT))
+        gain = max(_LOCAL_GAIN, 1 / (self._num_observed[nearest] + _CALIBRATED_WEIGHT))
+        gain *= error - self._drift
         table = self._seconds
-        table[place] *= math.exp(local_gain * (1 - share) * error)
-        table[place + 1] *= math.exp(local_gain * share * error)
+        table[place] *= math.exp((1 - share) * gain)
+        table[place + 1] *= math.exp(share * gain)
         # It stays rising, and what was just measured is right.
         index = nearest + 1
         while index < len(table) and table[index] < table[index - 1]:
@@ -94,6 +103,8 @@ class StepSeconds:
     def _bounded(self, error: float, place: int) -> float:
         surprises = self._surprises[place]
         bound = _BOUND * (1 << min(max(abs(surprises) - 1, 0), _MOST_DOUBLINGS))
+        if self._num_observed[place] < _FAMILIAR:
+            bound = max(bound, _EARLY_BOUND)
         if abs(error) < _BOUND:
             self._surprises[place] = 0
         elif error > 0:
@@ -159,9 +170,13 @@ def _bounded_error(measured: float, expected: float, count: int) -> float:
     return max(_DRAFT_GAIN, 1 / count) * error
 
 
-def _place(rows: int) -> int:
-    """Index of the last knot at or below `rows` that has another one behind it."""
-    return min(bisect_right(_KNOTS, rows), len(_KNOTS) - 1) - 1
+def _place(rows: int) -> tuple[int, float]:
+    """Index of the last knot at or below `rows` that has another one behind it, and how far from
+    there to that one, at most 1.
+    """
+    place = min(bisect_right(_KNOTS, rows), len(_KNOTS) - 1) - 1
+    start, end = _KNOTS[place], _KNOTS[place + 1]
+    return place, min(1.0, (rows - start) / (end - start))
 
 
 def _interpolate(rows: list[int], seconds: list[float], at: int) -> float:

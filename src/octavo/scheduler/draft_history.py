@@ -19,12 +19,13 @@ _USUAL_REACHED = 1.0
 _USUAL_ACCEPTED = 0.7
 # For how many drafts that counts; and for how many of its own drafts the method's others count in
 # a sequence's shares.
-_USUAL_WEIGHT = 2.0
+_ASSUMED_WEIGHT = 2.0
+_OTHERS_WEIGHT = 1.0
 # What a draft counts for when another one has followed: in a method's shares, which change with the
 # work that comes in, and in a sequence's, which change with its text (five drafts later it counts
-# for a sixth).
-_KEPT_BY_METHOD = 0.98
-_KEPT_BY_SEQUENCE = 0.7
+# for a quarter).
+_KEPT_BY_METHOD = 0.97
+_KEPT_BY_SEQUENCE = 0.75
 # Weights grow instead of all counts shrinking; here they start anew.
 _MAX_WEIGHT = 1e9
 # Places that are less likely to be worth anything are not looked at.
@@ -69,7 +70,7 @@ class _UsualRatios:
         ratio = self._usual
         for place, (count, of) in enumerate(zip(self._successes, self._tries, strict=True)):
             # What isn't known of a place is as at the one before.
-            ratio = min(1.0, (count + _USUAL_WEIGHT * ratio) / (of + _USUAL_WEIGHT))
+            ratio = min(1.0, (count + _ASSUMED_WEIGHT * ratio) / (of + _ASSUMED_WEIGHT))
             self.ratios[place] = ratio
 
 
@@ -100,7 +101,7 @@ class _Shares:
         self._estimate()
 
     def _estimate(self) -> None:
-        usual_weight = _USUAL_WEIGHT * self._weight
+        usual_weight = _OTHERS_WEIGHT * self._weight
         share = 1.0
         self.shares: list[float] = []
         for ratio, tries, successes in zip(

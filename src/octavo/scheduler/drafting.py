@@ -28,8 +28,9 @@ _FIRST_LEARNING_STEPS = 5
 # cheapest.
 _PROBE_LENGTH = 1
 # So many steps after the last one without drafts there is another, to learn what drafts are
-# compared with; unless they gain so much that it doesn't matter.
+# compared with; unless they gain so much that it doesn't matter. Sooner while it isn't known.
 _PLAIN_INTERVAL = 32
+_FIRST_PLAIN_INTERVAL = 8
 _CERTAIN_GAIN = 1.5
 
 
@@ -147,7 +148,7 @@ class AdaptiveDrafts:
         candidates = self._candidates(all_histories, limits, seconds[0] / num_tokens, row_seconds)
         del candidates[room:]
         best = self._best(candidates, num_tokens, seconds, plain_rate)
-        if best.count and self._is_plain_step_due(best.rate / plain_rate, seconds[0]):
+        if best.count and self._is_plain_step_due(num_tokens, best.rate / plain_rate, seconds[0]):
             return requests
         self._request(requests, candidates[: best.count], all_histories, seconds, best.rate)
         self._probe(requests, all_histories, num_tokens, seconds, best)
@@ -311,8 +312,10 @@ class AdaptiveDrafts:
 
     # --- what is learned ------------------------------------------------------------------------
 
-    def _is_plain_step_due(self, gain: float, plain_seconds: float) -> bool:
+    def _is_plain_step_due(self, num_tokens: int, gain: float, plain_seconds: float) -> bool:
         """gain: what drafts multiply the tokens a second by."""
+        if not self._step_seconds.is_familiar(num_tokens):
+            return self._num_drafted_steps >= _FIRST_PLAIN_INTERVAL
         if self._num_drafted_steps < _PLAIN_INTERVAL or gain >= _CERTAIN_GAIN:
             return False
         cost = (gain - 1) * plain_seconds
