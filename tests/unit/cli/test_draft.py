@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo import LLM, SamplingParams
 from octavo.cli.main import main
 from support.checkpoints import make_checkpoint
 
@@ -38,6 +39,23 @@ def test_a_head_is_trained_on_what_the_model_answers(
     report = json.loads(capsys.readouterr().out)
     assert report["folder"] == f"{out}"
     assert len(report["acceptance_by_position"]) == 5
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa"])
+def test_a_trained_head_drafts_for_its_model(method: str, tiny_model: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["draft", "train", tiny_model, "--method", method, "--out", str(out)]
+    assert main([*command, *SHORT, *SMALL]) == 0
+    settings = {"method": method, "model": str(out), "num_speculative_tokens": 3}
+    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    texts = []
+    for speculation in ("off", json.dumps(settings)):
+        llm = LLM(tiny_model, speculative_config=speculation, kv_cache_memory_bytes="8M", threads=1)
+        texts.append([o.outputs[0].token_ids for o in llm.generate(["one", "two"], greedy)])
+        num_drafts = [drafts.num_drafts for drafts in llm.get_metrics().drafts]
+        llm.shutdown()
+    assert texts[0] == texts[1]
+    assert sum(num_drafts) > 0
 
 
 @pytest.mark.parametrize(
