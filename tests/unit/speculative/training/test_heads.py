@@ -2,75 +2,43 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
-from torch.nn import functional as F  # noqa: N812
 
-from octavo.speculative.training.eagle import EagleHead, EagleShape, _rotated
+from octavo.speculative.training.eagle import EagleHead, EagleShape
 from octavo.speculative.training.medusa import MedusaHeads
+from support.checkpoints import VOCAB_SIZE
+from support.draft_heads import CONFIG, HEAD_DIM, EagleFormula, eagle_tensors
 
-SHAPE = EagleShape(
-    hidden=24, inner=40, heads=4, kv_heads=2, head_dim=8, eps=1e-5, rope_theta=1000.0
-)
+SHAPE = EagleShape.of({**CONFIG, "head_dim": HEAD_DIM})
 LENGTH, STEPS = 9, 4
 
 
-def random_head() -> EagleHead:
-    head = EagleHead(SHAPE)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
-    return head
-
-
-def drafted_one_by_one(
-    head: EagleHead, features: torch.Tensor, embeddings: torch.Tensor, begin: int
-) -> list[torch.Tensor]:
-    """The chain that begins at position `begin`, as an engine drafts it: keys and values of the
-    target's features up to there, then the head's own, one at a time.
-    """
-    layer = head.layers[0]
-    keys: list[torch.Tensor] = []
-    values: list[torch.Tensor] = []
-    outputs = []
-    for position in range(begin + STEPS):
-        is_own = position > begin
-        feature = outputs[-1] if is_own else features[position]
-        if position >= len(embeddings):
-            break
-        x = head.fc(torch.cat([embeddings[position], feature]))
-        attention = layer.self_attn
-        q = attention.q_proj(x).view(1, 1, SHAPE.heads, SHAPE.head_dim)
-        k = attention.k_proj(x).view(1, 1, SHAPE.kv_heads, SHAPE.head_dim)
-        rotation = [part[position] for part in head._rotation(LENGTH, x)]
-        q, k = (_rotated(part, *rotation)[0, 0] for part in (q, k))
-        keys.append(k)
-        values.append(attention.v_proj(x).view(SHAPE.kv_heads, SHAPE.head_dim))
-        group = SHAPE.heads // SHAPE.kv_heads
-        y = F.scaled_dot_product_attention(
-            q[:, None],
-            torch.stack(keys, 1).repeat_interleave(group, 0),
-            torch.stack(values, 1).repeat_interleave(group, 0),
-        )
-        x = x + attention.o_proj(y.reshape(-1))
-        output = x + layer.mlp(layer.post_attention_layernorm(x))
-        if position >= begin:
-            outputs.append(output)
-    return outputs
-
-
 def test_all_chains_at_once_are_those_drafted_one_by_one() -> None:
-    head = random_head()
-    generator = torch.Generator().manual_seed(1)
-    features, embeddings = torch.randn(2, 2, LENGTH, SHAPE.hidden, generator=generator)
+    """As the engine's head drafts, whose tests have the same formula."""
+    tensors = {
+        n: t for n, t in eagle_tensors().items() if n not in ("fc.bias", "embed_tokens.weight")
+    }
+    head = EagleHead(SHAPE)
+    head.load_state_dict({n: torch.from_numpy(t) for n, t in tensors.items()}, strict=False)
+    rng = np.random.default_rng(1)
+    embedding, lm_head = rng.standard_normal((2, VOCAB_SIZE, SHAPE.hidden)).astype(np.float32)
+    features = rng.standard_normal((LENGTH, SHAPE.hidden)).astype(np.float32)
+    tokens = rng.integers(0, VOCAB_SIZE, LENGTH + 1).tolist()
+    formula = EagleFormula(tensors, embedding, 0.1 * lm_head)
     with torch.inference_mode():
-        outputs = head(features, embeddings, STEPS)
-        for row in range(2):
-            for begin in range(LENGTH):
-                chain = drafted_one_by_one(head, features[row], embeddings[row], begin)
-                for step, output in enumerate(chain):
-                    found = outputs[step][row, begin + step]
-                    torch.testing.assert_close(found, output, atol=1e-3, rtol=1e-3)
+        outputs = head(
+            torch.from_numpy(features)[None], torch.from_numpy(embedding[tokens[1:]])[None], STEPS
+        )
+    for step, output in enumerate(outputs):
+        logits = 0.1 * output[0].double() @ torch.from_numpy(lm_head).double().T
+        for begin in range(LENGTH - step):
+            drafted = tokens[begin + 2 : begin + 2 + step]
+            expected = formula.probabilities_after(
+                features[: begin + 1], tokens[: begin + 2], drafted
+            )
+            found = torch.softmax(logits[begin + step], -1).numpy()
+            np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
 
 
 def test_a_head_begins_as_the_best_linear_guess() -> None:
