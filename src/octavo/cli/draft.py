@@ -121,6 +121,7 @@ def train(
     checkpoint = assembly.open_model(config.model)
     request = pipeline.Request(
         method=method,
+        vocab_size=assembly.load_text(config.model, checkpoint).tokenizer.vocab_size,
         out=out or Path(f"{method}-{checkpoint.name.rpartition('/')[2]}"),
         data=data,
         prompts=prompts,

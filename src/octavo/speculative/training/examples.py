@@ -110,14 +110,21 @@ class Vocabulary:
 
     @classmethod
     def of(
-        cls, target: Target, responses: Sequence[Response], size: int, device: torch.device
+        cls,
+        target: Target,
+        responses: Sequence[Response],
+        size: int,
+        device: torch.device,
+        *,
+        vocab_size: int,
     ) -> Vocabulary:
         """The `size` tokens that the answers have most often, which are all if there are no more;
-        where answers have fewer than that, the first ids fill up.
+        where answers have fewer than that, the first ids fill up. vocab_size: of the tokenizer,
+        since what the target's rows have beyond is padding.
         """
         counts = Counter(token for response in responses for token in response.answer)
-        size = min(size, target.spec.vocab_size)
-        ranked = sorted(range(target.spec.vocab_size), key=lambda token: (-counts[token], token))
+        num_tokens = min(vocab_size, target.spec.vocab_size)
+        ranked = sorted(range(num_tokens), key=lambda token: (-counts[token], token))
         chosen = sorted(ranked[:size])
         return cls(
             embeddings=torch.from_numpy(target.embeddings()).to(device),

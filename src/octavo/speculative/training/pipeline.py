@@ -45,13 +45,15 @@ _MOST_HELD_OUT = 48
 class Request:
     """What is to be trained.
 
-    out: folder of the training. data: of answers and features, None for one in `out`. prompts: a
-    file, None for the built-in ones. num_tokens: of answers, and answer_tokens of each at most.
-    minutes: that training itself may take, earlier runs included. draft_vocab_size: tokens that the
-    head may draft. inner_size: of EAGLE's MLP, None for the target's. num_heads: Medusa's.
+    vocab_size: of the tokenizer. out: folder of the training. data: of answers and features, None
+    for one in `out`. prompts: a file, None for the built-in ones. num_tokens: of answers, and
+    answer_tokens of each at most. minutes: that training itself may take, earlier runs included.
+    draft_vocab_size: tokens that the head may draft. inner_size: of EAGLE's MLP, None for the
+    target's. num_heads: Medusa's.
     """
 
     method: str
+    vocab_size: int
     out: Path
     data: Path | None = None
     prompts: Path | None = None
@@ -134,7 +136,9 @@ def train(
         },
     )
     examples = Examples(responses, features, target.spec.hidden_size)
-    vocabulary = Vocabulary.of(target, responses, request.draft_vocab_size, device)
+    vocabulary = Vocabulary.of(
+        target, responses, request.draft_vocab_size, device, vocab_size=request.vocab_size
+    )
     head = blueprint.build(request.seed).to(device)
     trainer = Trainer(head, examples, vocabulary, settings, request.out / "training.pt")
     _learn(trainer, request, progress)

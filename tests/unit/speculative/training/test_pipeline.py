@@ -65,6 +65,7 @@ def request(folder: Path, **changes: Any) -> Request:
     prompts.write_text("\n".join(f"prompt {n}" for n in range(20)))
     settings: dict[str, Any] = {
         "method": "eagle",
+        "vocab_size": VOCAB_SIZE,
         "out": folder / "out",
         "prompts": prompts,
         "epochs": 6,
@@ -165,3 +166,13 @@ def test_a_folder_of_other_settings_is_refused(checkpoint: Checkpoint, tmp_path:
 def test_an_unknown_method_is_an_error(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--method 'lookahead' is unknown; it can be eagle"):
         run(request(tmp_path, method="lookahead"), checkpoint, Losses())
+
+
+def test_what_pads_the_targets_vocabulary_is_never_drafted(
+    tmp_path: Path, checkpoint: Checkpoint
+) -> None:
+    """A head that could is one for another model to whoever serves it."""
+    asked = request(tmp_path, vocab_size=VOCAB_SIZE - 30, draft_vocab_size=10**6, epochs=1)
+    result = run(asked, checkpoint, Losses())
+    offsets = SafetensorsFile(result.folder / "model.safetensors").read("d2t")
+    assert (np.arange(len(offsets)) + offsets).max() == VOCAB_SIZE - 31
