@@ -195,7 +195,8 @@ def best_tree(
     def offer(place: Place, before: float) -> None:
         if place.depth < len(log_probabilities) and place.rank < len(log_probabilities[0]):
             reached = before + log_probabilities[place.depth][place.rank]
-            heappush(heap, (-reached, next(order), before, place))
+            if reached > -math.inf:  # broken logits say nothing
+                heappush(heap, (-reached, next(order), before, place))
 
     offer(Place(0, 0, -1), 0.0)
     while heap and len(nodes) < length:

@@ -247,6 +247,12 @@ def test_a_tree_ends_where_nothing_is_likely_enough() -> None:
     assert len(best_tree(LOG, 50, 0.0)) == 3 + 9 + 27
 
 
+def test_broken_logits_guess_nothing() -> None:
+    broken = [LOG[0], [np.nan] * 3, LOG[2]]
+    assert [place.depth for place in best_tree(broken, 50, 0.0)] == [0, 0, 0]
+    assert best_tree(broken[1:], 50, 0.0) == []
+
+
 def test_a_chain_is_told_as_a_chain() -> None:
     from octavo.speculative.medusa import _draft
 
