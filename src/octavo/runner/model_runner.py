@@ -192,28 +192,28 @@ class ModelRunner:
         verified: Mapping[int, Verified],
     ) -> None:
         """New tokens into slots and outputs."""
-        shape, logprobs = batch.shape, sampled.logprobs
+        shape, logprobs, edited = batch.shape, sampled.logprobs, self._sampler.edited_slots
         if not verified:
             self._slots.append_tokens(shape.row_slots, sampled.token_ids)
         token_ids = sampled.token_ids.tolist()
         for index, row in zip(shape.sampling.tolist(), shape.row_starts.tolist(), strict=True):
             slot = outputs[index].slot
-            one = verified.get(index)
-            if one is None:
-                one = _unguessed(row, token_ids[row], sampled)
-            if one.error is not None:
-                outputs[index] = SequenceOutput(
-                    slot, (), error=one.error, is_refusal=one.is_refusal
+            if (one := verified.get(index)) is not None:
+                outputs[index] = output = _output_of(
+                    one, slot, int(shape.counts[index]) - 1, sampled
                 )
-                continue
+            elif row in sampled.errors:
+                error, is_refusal = sampled.errors[row], row in sampled.refused
+                outputs[index] = output = SequenceOutput(
+                    slot, (), error=error, is_refusal=is_refusal
+                )
+            else:
+                of_token = (logprobs[row],) if row in logprobs else None
+                outputs[index] = output = SequenceOutput(slot, (token_ids[row],), of_token)
             if verified:
-                self._slots.extend_tokens(slot, one.token_ids)
-            self._sampler.observe(slot, one.token_ids)
-            of_tokens = tuple(logprobs[r] for r in one.rows) if row in logprobs else None
-            num_drafts = int(shape.counts[index]) - 1 if index in verified else 0
-            outputs[index] = SequenceOutput(
-                slot, one.token_ids, of_tokens, num_drafts=num_drafts, accepted=one.accepted
-            )
+                self._slots.extend_tokens(slot, output.token_ids)
+            if slot in edited:
+                self._sampler.observe(slot, output.token_ids)
 
     def _with_prompt_logprobs(
         self, output: SequenceOutput, hidden: Array, batch: StepBatch, index: int
@@ -259,11 +259,16 @@ class ModelRunner:
         return split_columns(logits, (self._vocab_size, padding))[0] if padding else logits
 
 
-def _unguessed(row: int, token: int, sampled: SampledRows) -> Verified:
-    """The next token of a sequence that nothing was guessed for."""
-    if row in sampled.errors:
-        return Verified((), (), (), sampled.errors[row], row in sampled.refused)
-    return Verified((token,), (), (row,))
+def _output_of(one: Verified, slot: int, num_drafts: int, sampled: SampledRows) -> SequenceOutput:
+    """What a draft of `num_drafts` tokens came to."""
+    if one.error is not None:
+        return SequenceOutput(slot, (), error=one.error, is_refusal=one.is_refusal)
+    logprobs = None
+    if one.rows[0] in sampled.logprobs:
+        logprobs = tuple(sampled.logprobs[row] for row in one.rows)
+    return SequenceOutput(
+        slot, one.token_ids, logprobs, num_drafts=num_drafts, accepted=one.accepted
+    )
 
 
 def _drawn_rows(drafts: Sequence[tuple[int, Draft]]) -> DrawnRows | None:

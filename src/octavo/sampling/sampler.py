@@ -118,6 +118,8 @@ class Sampler:
         self._draws = np.zeros(max_num_seqs, np.bool_)
         self._num_logprobs = np.full(max_num_seqs, _NO_LOGPROBS, np.int64)
         self._edits: list[SequenceEdits | None] = [None] * max_num_seqs
+        self.edited_slots: set[int] = set()
+        """Those whose sequences change their logits, and so must `observe` their tokens."""
         self._last: tuple[bytes, _Asked] | None = None  # of the last rows' slots
         self._take_rows = backend.compile(_rows_of)
 
@@ -134,6 +136,7 @@ class Sampler:
         self._num_logprobs[slot] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
         asked = SequenceEdits.are_asked_by(binding)
         self._edits[slot] = SequenceEdits(binding, self._vocab_size) if asked else None
+        (self.edited_slots.add if asked else self.edited_slots.discard)(slot)
         self._last = None
 
     def observe(self, slot: int, token_ids: Iterable[int]) -> None:
