@@ -269,7 +269,8 @@ def _speculation(config: Config, target: Target) -> Proposers:
 
 def _drafting(config: Config, speculation: Proposers, runner: ModelRunner, budget: int) -> Drafting:
     """What decides how much is guessed."""
-    from octavo.scheduler.drafting import AdaptiveDrafts, FixedDrafts
+    from octavo.scheduler.adaptive_drafts import AdaptiveDrafts
+    from octavo.scheduler.drafting import FixedDrafts
 
     settings = config.speculation.parsed
     if not settings.is_adaptive:

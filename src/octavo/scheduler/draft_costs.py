@@ -27,6 +27,7 @@ _FAMILIAR = 5
 _DRAFT_GAIN = 0.2
 # An error counts for no more than this many times what was expected: one outlier is soon forgotten.
 _MAX_DRAFT_ERROR = 4.0
+_FEWEST_MISSED = 16
 
 
 class StepSeconds:
@@ -117,24 +118,28 @@ class StepSeconds:
 class DraftSeconds:
     """What one method takes in a step: so much for each token that the step computes, which it
     takes note of; and, to guess, so much a sequence, so much a token of the longest draft (one
-    after another, for all sequences at once), and so much a token.
+    after another, for all sequences at once), and so much a token. And what catching up takes, so
+    much for each token that it missed.
 
     Nothing is assumed before it was measured. Learned by normalized least mean squares: it settles
     where what happens is always alike, too, which least squares don't without more care.
     """
 
     __slots__ = (
+        "_catching_up_count",
         "_guessing_count",
         "_noting_count",
         "_per_computed",
         "per_depth",
+        "per_missed",
         "per_sequence",
         "per_token",
     )
 
     def __init__(self) -> None:
         self._per_computed = self.per_sequence = self.per_depth = self.per_token = 0.0
-        self._noting_count = self._guessing_count = 0
+        self.per_missed = 0.0
+        self._noting_count = self._guessing_count = self._catching_up_count = 0
 
     def of_guessing(self, num_sequences: int, depth: float, num_tokens: float) -> float:
         return (
@@ -160,6 +165,14 @@ class DraftSeconds:
         self.per_sequence = max(0.0, self.per_sequence + error * num_sequences)
         self.per_depth = max(0.0, self.per_depth + error * depth)
         self.per_token = max(0.0, self.per_token + error * num_tokens)
+
+    def observe_catching_up(self, num_missed: int, seconds: float) -> None:
+        """That many tokens of the sequences that drafts were asked for had been missed."""
+        if num_missed < _FEWEST_MISSED:
+            return  # most of the seconds are for looking, none perhaps for reading
+        self._catching_up_count += 1
+        error = _bounded_error(seconds, self.per_missed * num_missed, self._catching_up_count)
+        self.per_missed += error / num_missed
 
 
 def _bounded_error(measured: float, expected: float, count: int) -> float:

@@ -24,7 +24,7 @@ _OTHERS_WEIGHT = 1.0
 # What a draft counts for when another one has followed: in a method's shares, which change with the
 # work that comes in, and in a sequence's, which change with its text (five drafts later it counts
 # for a quarter).
-_KEPT_BY_METHOD = 0.97
+_KEPT_BY_METHOD = 0.98
 _KEPT_BY_SEQUENCE = 0.75
 # Weights grow instead of all counts shrinking; here they start anew.
 _MAX_WEIGHT = 1e9
@@ -131,14 +131,16 @@ class SequenceHistory:
     """One sequence's drafts by one method.
 
     last_asked: the number of the decision that last asked for one, and is_probe: only to learn
-    what comes of it.
+    what comes of it. num_known: tokens that the sequence had after its last draft; the method may
+    have missed those since.
     """
 
-    __slots__ = ("_accepted", "_reached", "is_probe", "last_asked")
+    __slots__ = ("_accepted", "_reached", "is_probe", "last_asked", "num_known")
 
     def __init__(self, method: MethodHistory) -> None:
         self.last_asked = 0
         self.is_probe = False
+        self.num_known = 0
         self._reached = _Shares(method.reached)
         self._accepted = _Shares(method.accepted)
 

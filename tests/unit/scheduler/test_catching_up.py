@@ -5,7 +5,7 @@ nothing about what its drafts cost.
 from __future__ import annotations
 
 from octavo.core.step import ScheduledSequence, ScheduledStep, SequenceOutput, StepOutput
-from octavo.scheduler.drafting import AdaptiveDrafts
+from octavo.scheduler.adaptive_drafts import AdaptiveDrafts
 from octavo.scheduler.sequence import Sequence
 from support.truth import make_request
 
@@ -70,3 +70,27 @@ def test_it_is_among_the_seconds_wasted() -> None:
     simulation.run(3)
     (totals,) = simulation.drafting.totals()
     assert abs(totals.seconds_wasted - simulation.drafting_s - simulation.catch_up_s) < 1e-9
+
+
+def test_a_long_prompt_is_read_once_that_can_be_expected_to_pay() -> None:
+    drafting = AdaptiveDrafts(max_lengths=[4], seconds_by_rows=[(1, STEP_S), (8, STEP_S * 1.1)])
+
+    def starts_after(num_prompt_tokens: int) -> int:
+        sequence = Sequence(make_request("a", list(range(num_prompt_tokens)), 10**4), 0, 0, 0)
+        num_missed, num_steps = num_prompt_tokens, 0
+        while num_missed > 8 and num_steps < 1000:  # reading takes 1 ms a token
+            (request,) = drafting.choose([sequence], [10**4], 1, 4)
+            length = 0 if request is None else request.length
+            result = SequenceOutput(0, (7,) * (1 + length), num_drafts=length)
+            planned = ScheduledSequence(0, 9, 1, (), True, request)
+            seconds = (DRAFT_S if length else 0.0,), (num_missed * 1e-3 if length else 0.0,)
+            step = ScheduledStep(1, [], [planned], [], 1)
+            drafting.update(step, [sequence], StepOutput(1, [result], STEP_S, *seconds))
+            sequence.token_ids += result.token_ids
+            num_missed = 0 if length else num_missed + 1
+            num_steps += 1
+        return num_steps - 1
+
+    assert starts_after(20) <= 2  # and what reading takes is known now
+    assert starts_after(100) <= 2
+    assert 50 < starts_after(5000) < 500

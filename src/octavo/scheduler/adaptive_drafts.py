@@ -1,0 +1,219 @@
+"""Draft lengths that follow what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as List
+
+from octavo.core.step import DraftRequest, DraftTotals, ScheduledStep, StepOutput
+from octavo.scheduler.draft_choice import Best, Option, Outlook, best_drafts, outlook
+from octavo.scheduler.draft_costs import DraftSeconds, StepSeconds
+from octavo.scheduler.draft_history import MethodHistory, Outcome, SequenceDrafts, SequenceHistory
+from octavo.scheduler.draft_totals import DraftCounter
+from octavo.scheduler.drafting import outcomes
+from octavo.scheduler.sequence import Sequence
+
+# Seconds that may be lost to learn something, as a share of all; those that have not been used are
+# kept up to one step's, and at first there are five steps'.
+_LEARNING_SHARE = 0.01
+_FIRST_LEARNING_STEPS = 5
+# Tokens of a draft that is made to learn whether drafts pay again: what the first one tells is the
+# cheapest.
+_PROBE_LENGTH = 1
+# So many steps after the last one without drafts there is another, to learn what drafts are
+# compared with; unless they gain so much that it doesn't matter. Sooner while it isn't known.
+_PLAIN_INTERVAL = 32
+_FIRST_PLAIN_INTERVAL = 8
+_CERTAIN_GAIN = 1.5
+# A text that was never seen to end is taken to go on for as long as it is, and for so many tokens
+# more: a drafter that has a long prompt to read first begins when that can be expected to pay.
+_LEAST_EXPECTED = 32
+
+
+class AdaptiveDrafts:
+    """The lengths and methods that yield the most tokens a second, by what was measured: how often
+    guesses are accepted, what guessing takes, and what each number of rows takes.
+
+    Where that is none, a short draft is made now and then to learn whether that is still so, and
+    where it is always some, a step without drafts, for no more than a hundredth of the time.
+
+    Knows no clock and no randomness: the same calls make the same decisions.
+    """
+
+    def __init__(
+        self, *, max_lengths: List[int], seconds_by_rows: Iterable[tuple[int, float]]
+    ) -> None:
+        """max_lengths: of each method's drafts. seconds_by_rows: of steps, see StepSeconds."""
+        self._max_lengths = tuple(max_lengths)
+        self._step_seconds = StepSeconds(seconds_by_rows)
+        self._draft_seconds = [DraftSeconds() for _ in max_lengths]
+        self._methods = [MethodHistory(length) for length in max_lengths]
+        self._counters = [DraftCounter() for _ in max_lengths]
+        self._num_decisions = 0
+        self._num_drafted_steps = 0  # since one without drafts
+        self._credit = _FIRST_LEARNING_STEPS * self._step_seconds.at(1)
+        self._wanted_credit = 0.0  # by a probe that is still to be made
+
+    def choose(
+        self, sequences: List[Sequence], limits: List[int], num_tokens: int, room: int
+    ) -> list[DraftRequest | None]:
+        self._num_decisions += 1
+        longest = max(self._max_lengths)
+        room = min(room, sum([min(limit, longest) for limit in limits]))
+        if room <= 0:
+            return [None] * len(sequences)
+        ahead = outlook(num_tokens, self._step_seconds.ahead(num_tokens, room))
+        if not ahead.pays:
+            return [None] * len(sequences)
+        options = [
+            self._options(sequence, limit)
+            for sequence, limit in zip(sequences, limits, strict=True)
+        ]
+        best = best_drafts(options, limits, self._draft_seconds, ahead)
+        if best.num_rows and self._is_plain_step_due(best.rate * ahead.token_seconds, ahead):
+            return [None] * len(sequences)
+        for request, of_sequence in zip(best.requests, options, strict=True):
+            if request is not None:
+                self._ask(of_sequence[request.method].history, is_probe=False)
+        self._probe(best, options, ahead)
+        return best.requests
+
+    def update(self, step: ScheduledStep, sequences: List[Sequence], output: StepOutput) -> None:
+        num_drafts = sum([result.num_drafts for result in output.sequences])
+        self._num_drafted_steps = self._num_drafted_steps + 1 if num_drafts else 0
+        if output.seconds:
+            self._step_seconds.observe(step.num_tokens + num_drafts, output.seconds)
+        plain_seconds = self._step_seconds.at(step.num_tokens)
+        token_seconds = plain_seconds / step.num_tokens
+        row_seconds = 0.0
+        if num_drafts:
+            drafted_seconds = self._step_seconds.at(step.num_tokens + num_drafts)
+            row_seconds = (drafted_seconds - plain_seconds) / num_drafts
+        credit = self._credit + _LEARNING_SHARE * output.seconds
+        self._credit = min(credit, max(self._credit, plain_seconds, self._wanted_credit))
+        by_method: list[list[Outcome]] = [[] for _ in self._methods]
+        num_missed = [0] * len(self._methods)
+        for sequence, method, outcome in outcomes(step, sequences, output):
+            if sequence.drafts is None:
+                continue
+            by_method[method].append(outcome)
+            self._counters[method].count(sequence.drafts, outcome)
+            history = sequence.drafts.histories[method]
+            num_missed[method] += _num_missed(sequence, history)
+            history.num_known = len(sequence.token_ids) + len(outcome.accepted)
+            history.record(outcome)
+            if history.is_probe:
+                num_tokens = outcome.num_tokens
+                self._credit += len(outcome.accepted) * token_seconds - num_tokens * row_seconds
+                costs = self._draft_seconds[method]
+                self._credit -= costs.of_guessing(1, num_tokens, num_tokens)
+                if output.catch_up_seconds:
+                    self._credit -= output.catch_up_seconds[method]
+        for method, of_method in enumerate(by_method):
+            self._learn(step, output, method, of_method, num_missed[method])
+            self._count_seconds(output, method, of_method, token_seconds, row_seconds)
+
+    def totals(self) -> tuple[DraftTotals, ...]:
+        return tuple([counter.totals() for counter in self._counters])
+
+    def _options(self, sequence: Sequence, limit: int) -> list[Option]:
+        if sequence.drafts is None:
+            sequence.drafts = SequenceDrafts(self._methods)
+        options = []
+        for method, history in enumerate(sequence.drafts.histories):
+            costs = self._draft_seconds[method]
+            seconds = costs.per_sequence
+            if costs.per_missed:
+                num_expected = min(limit, sequence.num_output_tokens + _LEAST_EXPECTED)
+                seconds += costs.per_missed * _num_missed(sequence, history) / num_expected
+            options.append(Option(method, history, seconds))
+        return options
+
+    def _ask(self, history: SequenceHistory, *, is_probe: bool) -> None:
+        history.last_asked = self._num_decisions
+        history.is_probe = is_probe
+
+    # --- what is learned ------------------------------------------------------------------------
+
+    def _is_plain_step_due(self, gain: float, ahead: Outlook) -> bool:
+        """gain: what drafts multiply the tokens a second by."""
+        if not self._step_seconds.is_familiar(ahead.num_tokens):
+            return self._num_drafted_steps >= _FIRST_PLAIN_INTERVAL
+        if self._num_drafted_steps < _PLAIN_INTERVAL or gain >= _CERTAIN_GAIN:
+            return False
+        cost = (gain - 1) * ahead.seconds[0]
+        if cost > self._credit:
+            return False
+        self._credit -= cost
+        return True
+
+    def _probe(self, best: Best, options: List[List[Option]], ahead: Outlook) -> None:
+        """Add a short draft where none was made for longest, if that can be afforded."""
+        num_rows = best.num_rows + _PROBE_LENGTH
+        if num_rows >= len(ahead.seconds):
+            return
+        if not best.num_rows and self._num_drafted_steps:
+            return  # what a step takes without drafts has to be seen in between
+        longest_wait, index, option = 1, 0, None
+        for i, of_sequence in enumerate(options):
+            for one in of_sequence:
+                wait = self._num_decisions - one.history.last_asked
+                if wait > longest_wait:
+                    longest_wait, index, option = wait, i, one
+        if option is None:
+            return
+        method, history, first_seconds = option
+        verifying = ahead.seconds[num_rows] - ahead.seconds[best.num_rows]
+        reached = history.reached[0] if history.reached else 0.0
+        length = reached * _PROBE_LENGTH
+        costs = self._draft_seconds[method]
+        cost = first_seconds + reached * verifying + costs.of_guessing(0, length, length)
+        forgone = 0.0
+        if best.requests[index] is not None:  # what the draft that it replaces would have gained
+            forgone = (best.rate * ahead.token_seconds - 1) * ahead.token_seconds
+        self._wanted_credit = cost + forgone
+        if self._credit < self._wanted_credit:
+            return
+        self._credit -= forgone
+        self._ask(history, is_probe=True)
+        break_even = min(1.0, best.rate * verifying / _PROBE_LENGTH)
+        best.requests[index] = DraftRequest(method, _PROBE_LENGTH, break_even)
+
+    def _learn(
+        self,
+        step: ScheduledStep,
+        output: StepOutput,
+        method: int,
+        of_method: list[Outcome],
+        num_missed: int,
+    ) -> None:
+        if of_method:
+            self._methods[method].record(of_method)
+        costs = self._draft_seconds[method]
+        if output.draft_seconds:
+            lengths = [outcome.num_tokens for outcome in of_method]
+            costs.observe(step.num_tokens, lengths, output.draft_seconds[method])
+        if output.catch_up_seconds:
+            costs.observe_catching_up(num_missed, output.catch_up_seconds[method])
+
+    def _count_seconds(
+        self,
+        output: StepOutput,
+        method: int,
+        of_method: list[Outcome],
+        token_seconds: float,
+        row_seconds: float,
+    ) -> None:
+        num_tokens = sum([outcome.num_tokens for outcome in of_method])
+        num_accepted = sum([len(outcome.accepted) for outcome in of_method])
+        wasted = (num_tokens - num_accepted) * row_seconds
+        if output.draft_seconds:
+            wasted += output.draft_seconds[method]
+        if output.catch_up_seconds:
+            wasted += output.catch_up_seconds[method]
+        self._counters[method].count_seconds(num_accepted * (token_seconds - row_seconds), wasted)
+
+
+def _num_missed(sequence: Sequence, history: SequenceHistory) -> int:
+    """Tokens that the sequence has got since the method's last draft for it."""
+    return len(sequence.token_ids) - history.num_known
