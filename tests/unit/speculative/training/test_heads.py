@@ -16,9 +16,8 @@ LENGTH, STEPS = 9, 4
 
 def test_all_chains_at_once_are_those_drafted_one_by_one() -> None:
     """As the engine's head drafts, whose tests have the same formula."""
-    tensors = {
-        n: t for n, t in eagle_tensors().items() if n not in ("fc.bias", "embed_tokens.weight")
-    }
+    tensors = eagle_tensors()
+    tensors["fc.bias"] *= 0  # heads that are trained here have none
     head = EagleHead(SHAPE)
     head.load_state_dict({n: torch.from_numpy(t) for n, t in tensors.items()}, strict=False)
     rng = np.random.default_rng(1)
