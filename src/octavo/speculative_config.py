@@ -58,8 +58,19 @@ def speculative_config(methods: Sequence[Mapping[str, Any]]) -> SpeculativeConfi
     if not methods:
         return SpeculativeConfig(())
     named = tuple(_with_method(method) for method in methods)
+    names: set[str] = set()
     lengths, adaptive = [], []
     for method in named:
+        name = method["method"]
+        if not isinstance(name, str):
+            raise ConfigError(
+                f'--speculative-config: "method" must be a name, such as "ngram", got {name!r}'
+            )
+        if name in names:
+            raise ConfigError(
+                f"--speculative-config names method {name} twice; leave one of them out"
+            )
+        names.add(name)
         length = method.get("num_speculative_tokens", DEFAULT_LENGTH)
         if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= MAX_LENGTH:
             raise ConfigError(

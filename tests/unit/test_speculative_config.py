@@ -64,6 +64,8 @@ def test_the_longest_counts() -> None:
         ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens"),
         ({"method": "ngram", "adaptive": "yes"}, "adaptive must be true or false"),
         ({"num_speculative_tokens": 3}, 'without a "method"'),
+        ({"method": 3}, '"method" must be a name, .* got 3'),
+        ({"method": None, "model": "org/small"}, "got None"),
     ],
 )
 def test_values_out_of_range_are_named(method: dict[str, Any], message: str) -> None:
@@ -74,6 +76,18 @@ def test_values_out_of_range_are_named(method: dict[str, Any], message: str) -> 
 def test_fixed_lengths_take_one_method() -> None:
     with pytest.raises(ConfigError, match="takes one method"):
         speculative_config([{"method": "ngram", "adaptive": False}, {"method": "suffix"}])
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        [{"method": "ngram"}, {"method": "suffix"}, {"method": "ngram", "prompt_lookup_min": 3}],
+        [{"method": "draft_model", "model": "org/small"}, {"model": "org/smaller"}],
+    ],
+)
+def test_a_method_is_named_once(methods: list[dict[str, Any]]) -> None:
+    with pytest.raises(ConfigError, match=f"names method {methods[0]['method']} twice"):
+        speculative_config(methods)
 
 
 def test_the_setting_takes_objects_as_vllm_does() -> None:
