@@ -39,6 +39,7 @@ class Proposers:
             proposer.attach(slots, of_model + kv_layers[start:end])
 
     def begin(self, step: ScheduledStep) -> None:
+        self.take_seconds()  # those of a step that failed are nobody's
         for method, proposer in enumerate(self._proposers):
             with self._timed(self._drafting, method):
                 proposer.begin(step)

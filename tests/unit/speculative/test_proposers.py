@@ -73,3 +73,6 @@ def test_catching_up_and_drafting_are_timed_apart() -> None:
     assert proposers.propose(sequences) == {}
     assert proposers.take_seconds() == ((0.0, 2.0), (0.0, 10.0))
     assert proposers.take_seconds() == ((0.0, 0.0), (0.0, 0.0))
+    proposers.propose(sequences)  # in a step that then fails: nobody takes its seconds
+    proposers.begin(ScheduledStep(2, [], sequences, [], 3))
+    assert proposers.take_seconds() == ((0.0, 0.0), (0.0, 0.0))
