@@ -65,10 +65,21 @@ class HeadCheckpoint:
     """
 
     def __init__(self, stored: Checkpoint, rename: Callable[[str], str | None]) -> None:
-        """rename: from a stored name to what it is called here; None leaves the tensor out."""
+        """rename: from a stored name to what it is called here; None leaves the tensor out. Raises
+        ConfigError for two tensors that are called the same.
+        """
         self.name = stored.name
         self._stored = stored
-        self._names = {new: old for old in stored.tensors if (new := rename(old)) is not None}
+        self._names: dict[str, str] = {}
+        for old in stored.tensors:
+            if (new := rename(old)) is None:
+                continue
+            if new in self._names:
+                raise ConfigError(
+                    f"{stored.name}: {self._names[new]} and {old} are both {new} of the head; "
+                    "remove the one that is not meant from the file"
+                )
+            self._names[new] = old
         self._tensors = {
             new: replace(stored.tensors[old], name=new) for new, old in self._names.items()
         }

@@ -365,6 +365,12 @@ NARROW = EAGLE["layers.0.self_attn.k_proj.weight"]
         ("eagle", EAGLE | {"layers.0.mlp.up_proj.weight": None}, {}, "missing: layers.0.mlp.up_pr"),
         ("eagle3", EAGLE3 | {"midlayer.hidden_norm.weight": None}, {}, "is no EAGLE-3 head"),
         ("eagle3", EAGLE3 | {"norm.weight": None}, {}, "missing: norm.weight"),
+        (
+            "eagle",
+            EAGLE | {"model.layers.0.mlp.up_proj.weight": EAGLE["layers.0.mlp.up_proj.weight"]},
+            {},
+            "layers.0.mlp.up_proj.weight and .*layers.0.mlp.up_proj.weight are both layers.0.mlp",
+        ),
         ("eagle", EAGLE | {"extra.weight": EAGLE["fc.bias"]}, {}, "unexpected: extra.weight"),
         (
             "eagle3",

@@ -271,6 +271,11 @@ def test_a_chain_is_told_as_a_chain() -> None:
     [
         ({"1.0.linear.weight": None}, {}, "missing: blocks.1.layers.0.weight"),
         ({"3.0.linear.weight": OWN["0.0.linear.weight"]}, {}, "unexpected: blocks.3"),
+        (
+            {"medusa_head.0.0.linear.weight": OWN["0.0.linear.weight"]},
+            {},
+            r"0\.0\.linear.weight and .*0\.0\.linear.weight are both blocks.0.layers.0.weight",
+        ),
         ({"2.1.weight": OWN["2.1.weight"][1:]}, {}, r"lm_heads.2.weight is \[319, 64\]"),
         ({}, {"hidden_size": 48}, "the target's hidden size, 64"),
         ({"d2t": np.full(9, 400)}, {}, "not different ids below 320"),
