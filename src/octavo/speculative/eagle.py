@@ -134,6 +134,7 @@ class Eagle:
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._token_ids = token_ids
+        self._take_rows = backend.compile(take_rows)
         self._first = backend.compile(self._read_and_guess)
         self._next = backend.compile(self._go_on)
         self._query_starts: dict[int, np.ndarray] = {}
@@ -291,31 +292,39 @@ class Eagle:
         """Let drafts grow by what logits (R, K) say of the tokens behind `depth` guessed ones.
         Those (R,) int64 that they go on from, and whether they do.
         """
-        num_rows, goes_on = len(growing), [False] * len(growing)
-        token_ids = np.zeros(num_rows, np.int64)
-        if not is_drawn.all():
+        goes_on = [False] * len(growing)
+        token_ids = np.zeros(len(growing), np.int64)
+        chosen, drawn = np.flatnonzero(~is_drawn), np.flatnonzero(is_drawn)
+        if len(chosen):
             width = min(_WIDTH, logits.shape[1])
-            _, _, ids, values = log_probabilities(logits, token_ids, width)
+            nothing = np.zeros(len(chosen), np.int64)
+            _, _, ids, values = log_probabilities(self._rows_of(logits, chosen), nothing, width)
             if self._token_ids is not None:
                 ids = self._token_ids[ids]
-            token_ids = ids[:, 0].copy()
-            for row, (of_row, row_values) in enumerate(
-                zip(ids.tolist(), values.tolist(), strict=True)
+            token_ids[chosen] = ids[:, 0]
+            for row, of_row, row_values in zip(
+                chosen.tolist(), ids.tolist(), values.tolist(), strict=True
             ):
                 if isinstance(tree := growing[row], Tree):
                     goes_on[row] = tree.grow(of_row, row_values)
-        if is_drawn.any():
-            positions = self._slots.lengths[slots] + depth
-            drafted = self._sampler.draft(logits, slots, positions, depth=depth)
-            for row, probabilities in drafted.probabilities.items():
-                token = int(drafted.token_ids[row])
+        if len(drawn):
+            of = slots[drawn]
+            positions = self._slots.lengths[of] + depth
+            drafted = self._sampler.draft(self._rows_of(logits, drawn), of, positions, depth=depth)
+            for place, probabilities in drafted.probabilities.items():
+                row, token = int(drawn[place]), int(drafted.token_ids[place])
                 if self._token_ids is not None:
                     token = int(self._token_ids[token])
                 token_ids[row] = token
                 if isinstance(chain := growing[row], Chain):
-                    confidence = float(drafted.confidences[row])
+                    confidence = float(drafted.confidences[place])
                     goes_on[row] = chain.grow(token, confidence, self._of_all(probabilities))
         return token_ids, goes_on
+
+    def _rows_of(self, logits: Array, rows: np.ndarray) -> Array:
+        if len(rows) == logits.shape[0]:
+            return logits
+        return self._take_rows(logits, self._backend.from_host(rows))
 
     def _of_all(self, probabilities: np.ndarray) -> np.ndarray:
         """(V,) by token, from what the sampler makes of the head's logits."""

@@ -253,6 +253,19 @@ def test_a_block_that_is_used_again_is_forgotten(drive: DraftDrive, case: Case) 
     check(drive, case.oracle, {1: 4})
 
 
+class Calls:
+    """Puts itself in the place of an attribute, and remembers what it was called with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+        self.args: list[tuple[Any, ...]] = []
+        self._function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.args.append(args)
+        return self._function(*args, **kwargs)
+
+
 def test_much_is_read_at_once(
     drive: DraftDrive, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,7 +320,9 @@ def test_it_stops_where_it_is_unsure(drive: DraftDrive, case: Case, count: int) 
     assert [sorted(paths_of(d)) for d in found.values()] == [sorted(expected)] * bool(expected)
 
 
-def test_drawn_tokens_come_with_what_they_are_drawn_from(case: Case) -> None:
+def test_drawn_tokens_come_with_what_they_are_drawn_from(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sampler = Sampler(case.backend, max_num_seqs=MAX_NUM_SEQS, vocab_size=VOCAB_SIZE)
     drive = DraftDrive(
         case.model, case.backend, lambda _: case.build(sampler), vocab_size=VOCAB_SIZE
@@ -316,7 +331,11 @@ def test_drawn_tokens_come_with_what_they_are_drawn_from(case: Case) -> None:
     sampler.bind(bind(0, prompt=tuple(PROMPTS[0]), temperature=0.7))
     sampler.bind(bind(1, prompt=tuple(PROMPTS[1]), temperature=0.0))
     text, greedy = drive.tokens(0), sorted(case.oracle(drive.tokens(1), 2))
+    likeliest = Calls(monkeypatch, eagle, "log_probabilities")
+    drawn = Calls(monkeypatch, sampler, "draft")
     drafts = drive.step({0: 3, 1: 2})
+    assert [logits.shape[0] for logits, *_ in likeliest.args] == [1, 1]
+    assert [logits.shape[0] for logits, *_ in drawn.args] == [1, 1, 1]
     assert sorted(paths_of(drafts[1])) == greedy
     assert drafts[1].probabilities is None
     assert drafts[0].probabilities is not None
