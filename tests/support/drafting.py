@@ -134,8 +134,10 @@ class DraftDrive:
         self._bindings, self._copies = [], []
         self.proposer.begin(step)
         tasks = [DraftTask(slot, request) for slot, request in requests.items()]
-        self.proposer.catch_up(tasks)
-        found = self.proposer.propose(tasks)
+        found: list[Draft | None] = []
+        if tasks:
+            self.proposer.catch_up(tasks)
+            found = self.proposer.propose(tasks)
         proposed = {s: draft for s, draft in zip(requests, found, strict=True) if draft is not None}
         self._verify(step, proposed)
         return proposed

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from octavo.core.errors import ConfigError
-from octavo.core.step import ScheduledStep
+from octavo.core.errors import ConfigError, InvariantError
+from octavo.core.step import ScheduledSequence, ScheduledStep
 from octavo.models.config import ModelConfig
 from octavo.ops import (
     Array,
@@ -34,15 +34,22 @@ from octavo.speculative.head_checkpoint import (
     draft_token_ids,
     load_head,
 )
+from octavo.speculative.host_rows import HostRows
 from octavo.speculative.proposer import Capabilities, DraftTask
 from octavo.speculative.registry import Options, Target, register
 
-_MOST_UNREAD = 256
-"""Computed tokens of a sequence that may wait for the head. Beyond, it reads them at once: they
-take memory, and a draft would have to wait for all of them.
+_MOST_WAITING_BYTES = 8 << 20
+"""Features that wait for the head: nobody has counted this memory, so it must be next to nothing
+beside the weights. It is 3,600 tokens of a target whose states are 576 floats wide.
 """
+_LEAST_WAITING = 4
+"""Tokens of each sequence that may wait nevertheless, however wide they are."""
 _MOST_READ = 512
-"""Tokens that the head reads before one step of the target, of sequences that it drafts for."""
+"""Tokens that the head catches up on before one step of the target: as many as a step has on CPUs,
+so that a long prompt never makes the other sequences wait for longer than they are used to.
+"""
+_FEW = 8
+"""So many are read with the first step of a draft, which takes hardly longer than with one."""
 _WIDTH = 4
 """Likeliest tokens beside each other that a draft may have."""
 
@@ -134,7 +141,9 @@ class Eagle:
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._token_ids = token_ids
+        self._host_rows = HostRows(backend)
         self._take_rows = backend.compile(take_rows)
+        self._read = backend.compile(head.first)
         self._first = backend.compile(self._read_and_guess)
         self._next = backend.compile(self._go_on)
         self._query_starts: dict[int, np.ndarray] = {}
@@ -143,92 +152,139 @@ class Eagle:
         self._slots = slots
         self._kv_layers = kv_layers[len(kv_layers) - len(self.kv_heads) :]
         self._features = FeatureBlocks(slots)
+        least_bytes = _LEAST_WAITING * len(slots.lengths) * self._head.num_features * 4
+        self._max_bytes = max(_MOST_WAITING_BYTES, least_bytes)
         num_positions = slots.token_ids.shape[1]
         self._head.rope.array = self._backend.from_host(self._head.rope.compute(num_positions))
 
     def begin(self, step: ScheduledStep) -> None:
         self._features.begin(step)
+        if self._features.num_bytes > self._max_bytes:
+            self._make_room(step.sequences)
 
     def observe(self, step: ComputedStep) -> None:
+        # What a sequence shares may be computed in the very step that it begins in.
+        new = {binding.slot for binding in step.step.bindings}
+        seen = [
+            (slot, start, rows)
+            for (slot, start, *_), rows in zip(step.step.sequences, step.kept, strict=True)
+            if slot in new or self._features.unread(slot, start) is not None
+        ]
+        if not seen:
+            return
         sources = step.taps if self.taps else (step.hidden,)
-        arrays = [self._backend.to_host(array) for array in sources]
+        arrays = self._host_rows.copy(sources, np.concatenate([rows for *_, rows in seen]))
         features = arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
-        for sequence, rows in zip(step.step.sequences, step.kept, strict=True):
-            if not len(rows):
-                continue
-            slot = sequence.slot
-            self._features.add(slot, sequence.start, features[rows])
-            if self._features.num_unread(slot) > _MOST_UNREAD:
-                self._read_ahead(slot)
+        end = 0
+        for slot, start, rows in seen:
+            first, end = end, end + len(rows)
+            self._features.add(slot, start, features[first:end])
 
     def catch_up(self, tasks: Sequence[DraftTask]) -> None:
-        pass
+        """All but the last computed token of each sequence, whose output begins the draft; if that
+        takes several steps, the shortest come first.
+        """
+        missing = []
+        for task in tasks:
+            unread = self._unread(task.slot)
+            if unread is not None and unread.num_tokens > _FEW:
+                missing.append((unread.num_tokens, task.slot))
+        room, spans = _MOST_READ, []
+        for _, slot in sorted(missing):
+            # Asked again: one before it in this batch may read blocks that they share.
+            unread = self._unread(slot)
+            if unread is not None and room:
+                spans.append(self._take(slot, min(unread.end - 1, unread.first + room)))
+                room -= spans[-1].num_tokens
+        self._read_all(spans)
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
+        """After `catch_up`. None for a sequence that the head has not caught up with yet, or that
+        it has no features of.
+        """
         drafts: list[Draft | None] = [None] * len(tasks)
-        indices, work = self._what_to_read(tasks)
-        if not work:
+        indices, spans = [], []
+        for index, task in enumerate(tasks):
+            unread = self._unread(task.slot)
+            if unread is not None and 1 <= unread.num_tokens <= _FEW:
+                indices.append(index)
+                spans.append(self._take(task.slot, unread.end))
+        if not spans:
             return drafts
-        slots = np.array([tasks[index].slot for index in indices])
-        own, logits = self._read(slots, work)
-        grown = self._grow([tasks[index] for index in indices], slots, own, logits)
+        host, features = self._batch(spans)
+        own, logits = self._first(
+            self._backend.batch_context(host, self._kv_layers),
+            self._backend.from_host(features),
+            self._backend.from_host(host.query_starts[1:].astype(np.int64) - 1),
+        )
+        slots = np.array([span.slot for span in spans])
+        grown = self._grow(
+            [tasks[index] for index in indices], slots, self._backend.to_host(own), logits
+        )
         for index, growth in zip(indices, grown, strict=True):
             drafts[index] = growth.draft()
         return drafts
 
     # --- reading ------------------------------------------------------------------------------
 
-    def _what_to_read(self, tasks: Sequence[DraftTask]) -> tuple[list[int], list[Unread]]:
-        """Indices of the tasks that can be drafted for in this step, and what comes before."""
-        room, indices = _MOST_READ, []
-        work: list[Unread] = []
-        for index, task in enumerate(tasks):
-            # Asked one after another: one before may read blocks that this one shares.
-            unread = self._features.unread(task.slot)
-            if unread is None:
-                continue
-            count = unread.end - unread.first
-            if count > room and work:
-                continue
-            room -= count
-            self._features.read(task.slot, unread.end)
-            indices.append(index)
-            work.append(unread)
-        return indices, work
+    def _make_room(self, sequences: Sequence[ScheduledSequence]) -> None:
+        """For features that are to come: of the sequences that go on, the head reads as many as it
+        takes. If that is not enough, most of what waits was left by sequences that ended.
+        """
+        waiting = []
+        for slot, start, *_ in sequences:
+            # The last one waits on, since its output begins a draft.
+            if start and (unread := self._features.unread(slot, start - 1)) is not None:
+                waiting.append((unread.num_tokens, slot, start - 1))
+        spans = []
+        for _, slot, end in sorted(waiting, reverse=True):
+            if self._features.num_bytes <= self._max_bytes:
+                break
+            # Asked again: one before it may have read blocks that they share.
+            if self._features.unread(slot, end) is not None:
+                spans.append(self._take(slot, end))
+        self._read_all(spans)
+        self._features.drop(self._max_bytes, [sequence.slot for sequence in sequences])
 
-    def _read_ahead(self, slot: int) -> None:
-        """All but the last computed token, whose output will begin a draft."""
-        unread = self._features.unread(slot)
-        if unread is None or unread.end - unread.first < 2:
-            return
-        end = unread.end - 1
-        features = np.concatenate(unread.features)[:-1]
+    def _unread(self, slot: int) -> Unread | None:
+        """Of all computed tokens of a sequence that is drafted for: all known ones but the last."""
+        return self._features.unread(slot, int(self._slots.lengths[slot]) - 1)
+
+    def _take(self, slot: int, end: int) -> Unread:
+        """What the head has not read of the first `end` tokens, and will have read from now on."""
+        unread = self._features.unread(slot, end)
+        if unread is None:
+            raise InvariantError(f"slot {slot}: the draft head lacks features before token {end}")
         self._features.read(slot, end)
-        self._read(np.array([slot]), [Unread(unread.first, end, [features])])
+        return unread
 
-    def _read(self, slots: np.ndarray, work: Sequence[Unread]) -> tuple[np.ndarray, Array]:
-        """The head's own features (R, D) and logits (R, K) behind each sequence's last token."""
+    def _read_all(self, spans: Sequence[Unread]) -> None:
+        """In one forward."""
+        spans = [span for span in spans if span.num_tokens]
+        if spans:
+            host, features = self._batch(spans)
+            self._read(
+                self._backend.batch_context(host, self._kv_layers),
+                self._backend.from_host(features),
+            )
+
+    def _batch(self, spans: Sequence[Unread]) -> tuple[HostBatch, np.ndarray]:
+        """The spans' rows, none without any, and their features."""
         of = self._slots
-        spans = [(slot, *unread[:2]) for slot, unread in zip(slots.tolist(), work, strict=True)]
-        ends = np.array([end for _, _, end in spans], np.int32)
+        ends = np.array([span.end for span in spans], np.int32)
+        slots = np.array([span.slot for span in spans])
         query_starts = np.zeros(len(spans) + 1, np.int32)
-        np.cumsum([end - first for _, first, end in spans], out=query_starts[1:])
+        np.cumsum([span.num_tokens for span in spans], out=query_starts[1:])
         host = HostBatch(
-            token_ids=np.concatenate([of.token_ids[s, i + 1 : end + 1] for s, i, end in spans]),
-            positions=np.concatenate([np.arange(first, end) for _, first, end in spans]),
-            kv_slots=np.concatenate([of.kv_slots[s, first:end] for s, first, end in spans]),
+            token_ids=np.concatenate([of.token_ids[s, i + 1 : end + 1] for s, i, end, _ in spans]),
+            positions=np.concatenate([np.arange(first, end) for _, first, end, _ in spans]),
+            kv_slots=np.concatenate([of.kv_slots[s, first:end] for s, first, end, _ in spans]),
             query_starts=query_starts,
             context_lens=ends,
             block_tables=of.block_tables[slots, : -(-int(ends.max()) // of.block_size)],
         )
-        parts = [part for unread in work for part in unread.features]
-        features = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        own, logits = self._first(
-            self._backend.batch_context(host, self._kv_layers),
-            self._backend.from_host(features),
-            self._backend.from_host(query_starts[1:].astype(np.int64) - 1),
-        )
-        return self._backend.to_host(own), logits
+        parts = [part for span in spans for part in span.features]
+        return host, parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     # --- drafting -----------------------------------------------------------------------------
 

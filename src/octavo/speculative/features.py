@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,13 +14,18 @@ from octavo.speculative.block_changes import block_changes
 
 
 class Unread(NamedTuple):
-    """Tokens [first, end) of a sequence that the head has not read: their features, each (rows, F),
-    in order.
+    """Tokens [first, end) of the slot's sequence that the head has not read: their features, each
+    (rows, F), in order.
     """
 
+    slot: int
     first: int
     end: int
     features: list[np.ndarray]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.first
 
 
 @dataclass(slots=True)
@@ -40,19 +46,24 @@ class _Block:
 
 
 class FeatureBlocks:
-    """Features wait by block of the KV cache until the head is asked to draft, which then reads
-    them together with its first step, at hardly any cost; and no first token waits for the head.
+    """Features wait by block of the KV cache until the head is asked to draft, and so no first
+    token waits for the head.
 
     Being kept by block, what is read and what waits stay true wherever a block goes: shared as a
     prefix, copied on write, found again after preemption or by the next turn of a chat. The head's
     key of a token depends on the token after it too. Of a full block that is shared, the last
     token's is that of the sequence which came first; the texts differ there only if they part
     exactly where the block ends.
+
+    Nobody tells when a block is given up, and features wait in it until it is used again, unless
+    they are dropped. num_bytes: of all features.
     """
 
     def __init__(self, slots: Slots) -> None:
+        self.num_bytes = 0
         self._slots = slots
         self._blocks: dict[int, _Block] = {}
+        self._bytes: dict[int, int] = {}  # of the blocks that have features, last changed last
         self._num_read = [0] * len(slots.lengths)  # by slot; others may have read more since
 
     def begin(self, step: ScheduledStep) -> None:
@@ -62,36 +73,39 @@ class FeatureBlocks:
             source = self._blocks.get(source_id, _Block())
             num_read = min(source.num_read, num_shared)
             num_unread = min(source.num_unread, num_shared - num_read)
-            self._blocks[target] = _Block(num_read, num_unread, list(source.take(num_unread)))
+            self._put(target, _Block(num_read, num_unread, list(source.take(num_unread))))
         for binding in step.bindings:
             self._num_read[binding.slot] = 0
         for block in fresh:
-            self._blocks.pop(block, None)
+            self._put(block, _Block())
 
     def add(self, slot: int, start: int, features: np.ndarray) -> None:
-        """Tokens from `start` on were computed. features: (rows, F), which are kept, not copied."""
+        """Tokens from `start` on were computed. features: (rows, F), of which copies are kept.
+
+        Those that follow a gap are not: the head reads tokens in order.
+        """
+        if self.unread(slot, start) is None:
+            return
         size, end = self._slots.block_size, start + len(features)
         table = self._slots.block_tables[slot]
         at = start
         while at < end:
             index, offset = divmod(at, size)
             stop = min(end, (index + 1) * size)
-            block = self._blocks.setdefault(int(table[index]), _Block())
-            # Features that follow a gap are of no use: the head reads tokens in order.
-            if offset == block.num_read + block.num_unread:
-                block.features.append(features[at - start : stop - start])
+            block_id = int(table[index])
+            block = self._blocks.get(block_id, _Block())
+            if offset == block.num_read + block.num_unread:  # else one that shares it was before
+                # A view would keep the whole step's features as long as this block's.
+                block.features.append(features[at - start : stop - start].copy())
                 block.num_unread += stop - at
+                self._put(block_id, block)
             at = stop
 
-    def num_unread(self, slot: int) -> int:
-        """Computed tokens of the slot's sequence that are not known to be read; may be too many."""
-        return int(self._slots.lengths[slot]) - 1 - self._num_read[slot]
-
-    def unread(self, slot: int) -> Unread | None:
-        """All that the head has to read to know the slot's sequence up to its last computed token,
-        which is the last but one that is known. None if there is nothing, or features are missing.
+    def unread(self, slot: int, end: int) -> Unread | None:
+        """All that the head has to read to know the first `end` tokens of the slot's sequence,
+        which are computed. None if features are missing.
         """
-        size, end = self._slots.block_size, int(self._slots.lengths[slot]) - 1
+        size = self._slots.block_size
         first = end
         features: list[np.ndarray] = []
         index, stop = self._num_read[slot] // size, -(-end // size)
@@ -108,8 +122,10 @@ class FeatureBlocks:
                 if not features:
                     first = index * size + block.num_read
                 features += block.take(wanted - block.num_read)
+            elif wanted == size:
+                self._num_read[slot] = (index + 1) * size
             index += 1
-        return Unread(first, end, features) if features else None
+        return Unread(slot, first, end, features)
 
     def read(self, slot: int, end: int) -> None:
         """The head has read the sequence's tokens before `end`, or will before anybody looks."""
@@ -121,6 +137,30 @@ class FeatureBlocks:
             if count > 0:
                 left = block.num_unread - count
                 rest = [np.concatenate(block.features)[count:]] if left else []
-                self._blocks[block_id] = _Block(block.num_read + count, left, rest)
+                self._put(block_id, _Block(block.num_read + count, left, rest))
             index += 1
         self._num_read[slot] = max(self._num_read[slot], end)
+
+    def drop(self, max_bytes: int, slots: Sequence[int]) -> None:
+        """Keep so many bytes of features at most: rather those of the slots' sequences than of
+        others, and rather those of blocks that changed later.
+        """
+        size = self._slots.block_size
+        used: set[int] = set()
+        for slot in slots:
+            unread = slice(self._num_read[slot] // size, self._slots.num_blocks[slot])
+            used.update(self._slots.block_tables[slot, unread].tolist())
+        for block_id in sorted(self._bytes, key=used.__contains__):
+            if self.num_bytes <= max_bytes:
+                break
+            self._put(block_id, _Block(self._blocks[block_id].num_read))
+
+    def _put(self, block_id: int, block: _Block) -> None:
+        self.num_bytes -= self._bytes.pop(block_id, 0)
+        if block.num_unread:
+            self._bytes[block_id] = sum([part.nbytes for part in block.features])
+            self.num_bytes += self._bytes[block_id]
+        if block.num_read or block.num_unread:
+            self._blocks[block_id] = block
+        else:
+            self._blocks.pop(block_id, None)

@@ -27,6 +27,7 @@ from octavo.speculative.head_checkpoint import (
     draft_token_ids,
     load_head,
 )
+from octavo.speculative.host_rows import HostRows
 from octavo.speculative.medusa_heads import MedusaHeads
 from octavo.speculative.proposer import Capabilities, DraftTask
 from octavo.speculative.registry import Options, Target, register
@@ -90,6 +91,7 @@ class Medusa:
         self._backend = backend
         self._vocab_size = vocab_size
         self._token_ids = token_ids
+        self._host_rows = HostRows(backend)
         self._states = backend.compile(heads.states)
         self._shared_logits = backend.compile(self._logits_of_states)
         self._own_logits = backend.compile(self._logits_of_features)
@@ -111,10 +113,10 @@ class Medusa:
                 slots.append(sequence.slot)
                 rows.append(kept[-1])
         if slots:
-            hidden = self._backend.to_host(step.hidden)
+            (hidden,) = self._host_rows.copy((step.hidden,), np.array(rows))
             if self._features.dtype != hidden.dtype:  # half precision, on GPUs
                 self._features = self._features.astype(hidden.dtype)
-            self._features[slots] = hidden[rows]
+            self._features[slots] = hidden
             self._lengths[slots] = self._slots.lengths[slots]
 
     def catch_up(self, tasks: Sequence[DraftTask]) -> None:

@@ -266,27 +266,80 @@ class Calls:
         return self._function(*args, **kwargs)
 
 
-def test_much_is_read_at_once(
+def test_no_first_token_waits_for_the_head(
     drive: DraftDrive, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eagle, "_MOST_UNREAD", 7)
+    read = Calls(monkeypatch, drive.proposer, "_read")
+    first = Calls(monkeypatch, drive.proposer, "_first")
     start(drive, chunk=9)
+    assert (read.args, first.args) == ([], [])
+    check(drive, case.oracle, {0: 4, 1: 4, 2: 4})
+    assert (len(read.args), len(first.args)) == (1, 1)  # for all sequences together
+    check(drive, case.oracle, {0: 2, 1: 2, 2: 2})
+    assert (len(read.args), len(first.args)) == (1, 2)
+
+
+def test_what_memory_has_no_room_for_is_read_ahead(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eagle, "_MOST_WAITING_BYTES", 0)
+    monkeypatch.setattr(eagle, "_LEAST_WAITING", 1)
+    drive = DraftDrive(case.model, case.backend, case.build, vocab_size=VOCAB_SIZE)
+    assert isinstance(drive.proposer, Eagle)
+    features, row_bytes = drive.proposer._features, 4 * drive.proposer._head.num_features
+    start(drive, PROMPTS[:1], chunk=9)
+    drive.bind(1, PROMPTS[1])
+    drive.bind(2, PROMPTS[2])
+    drive.step({}, work={0: 1, 1: 6, 2: 13})
     for _ in range(9):
         drive.step({}, work=dict.fromkeys(range(3), 1))
+        assert features.num_bytes <= (MAX_NUM_SEQS + 3) * row_bytes
     check(drive, case.oracle, {0: 4, 1: 4, 2: 4})
+
+
+def test_of_sequences_that_ended_no_more_waits_than_there_is_memory_for(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eagle, "_MOST_WAITING_BYTES", 0)
+    monkeypatch.setattr(eagle, "_LEAST_WAITING", 2)
+    drive = DraftDrive(case.model, case.backend, case.build, vocab_size=VOCAB_SIZE)
+    assert isinstance(drive.proposer, Eagle)
+    features, row_bytes = drive.proposer._features, 4 * drive.proposer._head.num_features
+    for _ in range(3):
+        start(drive, PROMPTS[1:])
+        drive.step({}, work={0: 1, 1: 1})
+        assert features.num_bytes <= (2 * MAX_NUM_SEQS + 2) * row_bytes
+    check(drive, case.oracle, {0: 3, 1: 3})
 
 
 def test_a_step_reads_so_many_tokens_for_drafts(
     drive: DraftDrive, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eagle, "_MOST_READ", 20)
+    monkeypatch.setattr(eagle, "_MOST_READ", 13)
     start(drive)
-    expected = sorted(case.oracle(drive.tokens(0), 2))  # 23 to read, more than the room for all
+    # 23, 6 and 13 tokens are to be read: 12 of the third sequence, and then 1 of the first.
+    expected = {slot: sorted(case.oracle(drive.tokens(slot), 2)) for slot in (1, 2)}
     found = drive.step({0: 2, 1: 2, 2: 2})
-    assert {slot: sorted(paths_of(draft)) for slot, draft in found.items()} == {0: expected}
-    found = drive.step({0: 2, 1: 2, 2: 2})
-    assert sorted(found) == [0, 1]
+    assert {slot: sorted(paths_of(draft)) for slot, draft in found.items()} == expected
+    assert sorted(drive.step({0: 2, 1: 2, 2: 2})) == [1, 2]
     check(drive, case.oracle, {0: 2, 1: 2, 2: 2})
+
+
+def test_only_what_the_head_can_read_is_copied_from_the_device(
+    drive: DraftDrive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(drive.proposer, Eagle)
+    copied = Calls(monkeypatch, drive.proposer._host_rows, "copy")
+    drive.bind(0, PROMPTS[0], table=[0, 1, 2, 3, 4], num_computed=20)  # nobody saw these
+    drive.step({}, work={0: 3})
+    drive.bind(1, PROMPTS[2])
+    drive.step({}, work={0: 1, 1: 13})
+    drive.step({1: 3}, work={0: 1})
+    num_accepted = drive.num_computed[1] - 14
+    drive.step({}, work={0: 1})
+    rows = [wanted.tolist() for _, wanted in copied.args]
+    assert rows == [[0, 1, 2], [*range(1, 14)], [*range(1, 2 + num_accepted)]]
+    assert num_accepted < 3
 
 
 def test_without_features_there_is_no_draft(drive: DraftDrive) -> None:
