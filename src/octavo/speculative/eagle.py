@@ -25,6 +25,7 @@ from octavo.ops.batch import KVLayer
 from octavo.runner.slots import Slots
 from octavo.runner.speculation import ComputedStep, Draft
 from octavo.sampling.sampler import Sampler
+from octavo.speculative.demand import Demand
 from octavo.speculative.draft_growth import Chain, Tree
 from octavo.speculative.eagle_head import Eagle1Head, Eagle3Head, EagleHead
 from octavo.speculative.features import FeatureBlocks, Unread
@@ -105,7 +106,8 @@ def _name_of(stored: str) -> str | None:
 class Eagle:
     """A Proposer. Its layers' keys and values are in the target's blocks, those of token p (see
     `eagle_head`) where the target has those of token p; what the target computes waits as features
-    until the head is to draft, see `FeatureBlocks`.
+    until the head is to draft, see `FeatureBlocks`. While it is not asked to, see `Demand`, nothing
+    waits: it then drafts for the sequences that start when it is asked again.
 
     It goes on from its likeliest tokens, one after another. Where tokens are chosen and not drawn,
     the others that were likely beside them cost nothing more to guess: the draft is then the
@@ -143,6 +145,7 @@ class Eagle:
         self._token_ids = token_ids
         self._host_rows = HostRows(backend)
         self._take_rows = backend.compile(take_rows)
+        self._demand = Demand()
         self._read = backend.compile(head.first)
         self._first = backend.compile(self._read_and_guess)
         self._next = backend.compile(self._go_on)
@@ -158,11 +161,14 @@ class Eagle:
         self._head.rope.array = self._backend.from_host(self._head.rope.compute(num_positions))
 
     def begin(self, step: ScheduledStep) -> None:
+        self._demand.begin(step)
         self._features.begin(step)
         if self._features.num_bytes > self._max_bytes:
             self._make_room(step.sequences)
 
     def observe(self, step: ComputedStep) -> None:
+        if not self._demand.exists:
+            return
         # What a sequence shares may be computed in the very step that it begins in.
         new = {binding.slot for binding in step.step.bindings}
         seen = [
@@ -184,6 +190,7 @@ class Eagle:
         """All but the last computed token of each sequence, whose output begins the draft; if that
         takes several steps, the shortest come first.
         """
+        self._demand.ask()
         missing = []
         for task in tasks:
             unread = self._unread(task.slot)

@@ -21,6 +21,7 @@ from octavo.ops.backend import Backend
 from octavo.ops.batch import KVLayer
 from octavo.runner.slots import Slots
 from octavo.runner.speculation import ComputedStep, Draft
+from octavo.speculative.demand import Demand
 from octavo.speculative.head_checkpoint import (
     LM_HEAD,
     HeadCheckpoint,
@@ -92,6 +93,7 @@ class Medusa:
         self._vocab_size = vocab_size
         self._token_ids = token_ids
         self._host_rows = HostRows(backend)
+        self._demand = Demand()
         self._states = backend.compile(heads.states)
         self._shared_logits = backend.compile(self._logits_of_states)
         self._own_logits = backend.compile(self._logits_of_features)
@@ -103,10 +105,13 @@ class Medusa:
         self._lengths = np.full(len(slots.lengths), -1)
 
     def begin(self, step: ScheduledStep) -> None:
+        self._demand.begin(step)
         for binding in step.bindings:
             self._lengths[binding.slot] = -1
 
     def observe(self, step: ComputedStep) -> None:
+        if not self._demand.exists:
+            return
         slots, rows = [], []
         for sequence, kept in zip(step.step.sequences, step.kept, strict=True):
             if sequence.samples and len(kept):
@@ -120,7 +125,7 @@ class Medusa:
             self._lengths[slots] = self._slots.lengths[slots]
 
     def catch_up(self, tasks: Sequence[DraftTask]) -> None:
-        pass
+        self._demand.ask()  # after a pause, there are states again from this step on
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
         drafts: list[Draft | None] = [None] * len(tasks)

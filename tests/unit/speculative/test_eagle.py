@@ -17,7 +17,7 @@ from octavo.ops import Array, log_probabilities
 from octavo.ops.backend import Backend
 from octavo.runner.speculation import Draft
 from octavo.sampling.sampler import Sampler
-from octavo.speculative import eagle
+from octavo.speculative import demand, eagle
 from octavo.speculative.eagle import Eagle
 from octavo.speculative.proposer import Proposer
 from octavo.speculative.registry import Target, build_proposers
@@ -323,6 +323,27 @@ def test_a_step_reads_so_many_tokens_for_drafts(
     assert {slot: sorted(paths_of(draft)) for slot, draft in found.items()} == expected
     assert sorted(drive.step({0: 2, 1: 2, 2: 2})) == [1, 2]
     check(drive, case.oracle, {0: 2, 1: 2, 2: 2})
+
+
+def test_after_a_pause_it_drafts_for_those_that_start(
+    drive: DraftDrive, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demand, "_MOST_UNASKED", 3)
+    assert isinstance(drive.proposer, Eagle)
+    start(drive, PROMPTS[:2])
+    check(drive, case.oracle, {0: 2})
+    copied = Calls(monkeypatch, drive.proposer._host_rows, "copy")
+    for _ in range(6):  # too busy for drafts
+        drive.step({}, work={0: 1, 1: 1})
+    drive.bind(2, PROMPTS[2])
+    drive.step({}, work={0: 1, 1: 1, 2: 9})
+    assert len(copied.args) == 3
+    assert drive.step({0: 2, 1: 2}, work={2: 4}) == {}
+    drive.bind(3, PROMPTS[2])
+    drive.step({}, work={0: 1, 1: 1, 2: 1, 3: 13})
+    found = drive.step(dict.fromkeys(range(4), 1))
+    assert sorted(found) == [3]
+    check(drive, case.oracle, {3: 4})
 
 
 def test_only_what_the_head_can_read_is_copied_from_the_device(

@@ -14,6 +14,7 @@ from octavo.core.step import DraftRequest
 from octavo.models.causal_lm import CausalLM
 from octavo.ops.backend import Backend
 from octavo.runner.speculation import Draft
+from octavo.speculative import demand
 from octavo.speculative.medusa import Medusa, Place, best_tree
 from octavo.speculative.proposer import DraftTask
 from octavo.speculative.registry import Target, build_proposers
@@ -219,6 +220,25 @@ def test_nothing_is_guessed_for_a_sequence_that_was_not_seen(
     drive.bind(0, drive.tokens(0))  # as long as the one before, and not computed yet
     drive.step({}, work={0: 3})
     assert medusa.propose([DraftTask(0, request)]) == [None]
+
+
+def test_after_a_pause_it_drafts_again(
+    tmp_path: Path,
+    model: CausalLM,
+    target_folder: Path,
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demand, "_MOST_UNASKED", 3)
+    medusa = build(save_head(tmp_path, OWN, CONFIG), model, target_folder, backend)
+    drive = DraftDrive(model, backend, lambda _: medusa, vocab_size=VOCAB_SIZE)
+    for slot, prompt in enumerate(PROMPTS):
+        drive.bind(slot, prompt)
+    drive.step({}, work={0: 11, 1: 5})
+    for _ in range(4):  # too busy for drafts
+        drive.step({}, work={0: 1, 1: 1})
+    assert drive.step({0: 2}, work={1: 1}) == {}
+    assert sorted(drive.step({0: 2, 1: 2})) == [0, 1]
 
 
 def test_half_precision(tmp_path: Path, target_folder: Path) -> None:
