@@ -50,27 +50,25 @@ class _UsualRatios:
         self._usual = usual
         self._tries = [0.0] * max_length  # that succeeded at the place before
         self._successes = [0.0] * max_length
+        self._weight = 1.0  # of the newest try
 
     def record(self, tries: Iterable[tuple[int, Sequence[int]]]) -> None:
         """(how many places were tried, at which of them that succeeded) of each."""
-        num_tries = 0
-        new_tries, new_successes = [0] * len(self.ratios), [0] * len(self.ratios)
         for num_places, succeeded in tries:
-            num_tries += 1
-            new_tries[0] += 1
+            self._weight = weight = self._weight / _KEPT_BY_METHOD
+            self._tries[0] += weight
             for place in succeeded:
-                new_successes[place] += 1
+                self._successes[place] += weight
                 if place + 1 < num_places:
-                    new_tries[place + 1] += 1
-        kept = _KEPT_BY_METHOD**num_tries
-        self._tries = [kept * old + new for old, new in zip(self._tries, new_tries, strict=True)]
-        self._successes = [
-            kept * old + new for old, new in zip(self._successes, new_successes, strict=True)
-        ]
-        ratio = self._usual
+                    self._tries[place + 1] += weight
+        if self._weight > _MAX_WEIGHT:
+            self._tries = [count / self._weight for count in self._tries]
+            self._successes = [count / self._weight for count in self._successes]
+            self._weight = 1.0
+        ratio, assumed = self._usual, _ASSUMED_WEIGHT * self._weight
         for place, (count, of) in enumerate(zip(self._successes, self._tries, strict=True)):
             # What isn't known of a place is as at the one before.
-            ratio = min(1.0, (count + _ASSUMED_WEIGHT * ratio) / (of + _ASSUMED_WEIGHT))
+            ratio = min(1.0, (count + assumed * ratio) / (of + assumed))
             self.ratios[place] = ratio
 
 
