@@ -105,29 +105,27 @@ class ModelRunner:
 
     def seconds_by_rows(self, counts: Sequence[int], repeats: int = 3) -> list[tuple[int, float]]:
         """(rows, seconds) of forwards that compute so many tokens and the logits of each: what
-        verifying costs here, the fastest of some. Before the first step, since it writes to blocks.
-        No more rows than the longest sequence may have, since they are one.
+        verifying costs here. Before the first step, since it writes to blocks. No more rows than
+        the longest sequence may have, since they are one.
         """
-        found = []
         longest = min(self._slots.token_ids.shape[1], self.num_blocks * self._block_size)
-        for count in counts:
-            places = np.arange(min(count, longest))
-            host = HostBatch(
-                token_ids=np.zeros_like(places),
-                positions=places,
-                kv_slots=places,
-                query_starts=np.array((0, len(places)), np.int32),
-                context_lens=np.array((len(places),), np.int32),
-                block_tables=np.arange(-(-len(places) // self._block_size), dtype=np.int32)[None],
-            )
-            times = []
-            for _ in range(repeats):
-                began = self._clock()
-                ctx = self._backend.batch_context(host, self._kv_layers)
-                self._forward_and_head(ctx, self._backend.from_host(places))
-                times.append(self._clock() - began)
-            found.append((len(places), min(times)))
-        return found
+        # All of them in turns: whatever disturbs a moment does not spoil one number of rows.
+        return [self._timed_rows(min(count, longest)) for _ in range(repeats) for count in counts]
+
+    def _timed_rows(self, count: int) -> tuple[int, float]:
+        places = np.arange(count)
+        host = HostBatch(
+            token_ids=np.zeros_like(places),
+            positions=places,
+            kv_slots=places,
+            query_starts=np.array((0, count), np.int32),
+            context_lens=np.array((count,), np.int32),
+            block_tables=np.arange(-(-count // self._block_size), dtype=np.int32)[None],
+        )
+        began = self._clock()
+        ctx = self._backend.batch_context(host, self._kv_layers)
+        self._forward_and_head(ctx, self._backend.from_host(places))
+        return count, self._clock() - began
 
     def _apply_changes(self, step: ScheduledStep) -> None:
         for binding in step.bindings:
