@@ -160,7 +160,8 @@ std::vector<InputRows> inputs_of(const nb::list& arrays) {
                (floats.shape(1) == 0 || floats.stride(1) == 1)) {
       inputs.push_back({floats.data(), floats.stride(0) * int64_t{sizeof(float)}});
     } else {
-      throw nb::type_error("an input is neither (T, D) float32 with dense rows nor dense (T,) int64");
+      throw nb::type_error(
+          "an input is neither (T, D) float32 with dense rows nor dense (T,) int64");
     }
   }
   return inputs;
@@ -257,8 +258,7 @@ void bind_tape(nb::module_& m) {
                throw nb::type_error("a rotary table must be contiguous");
              return py_ref(t.rotary(ref_of(x), heads, size, table.data(), ref_of(positions)));
            })
-      .def("silu",
-           [](Tape& t, PyRef x, int64_t size) { return py_ref(t.silu(ref_of(x), size)); })
+      .def("silu", [](Tape& t, PyRef x, int64_t size) { return py_ref(t.silu(ref_of(x), size)); })
       .def("silu_mul",
            [](Tape& t, PyRef x, int64_t size) { return py_ref(t.silu_mul(ref_of(x), size)); })
       .def("gelu_tanh_mul",
