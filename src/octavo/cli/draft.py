@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from octavo.config import Config
     from octavo.speculative.training.pipeline import Result
+    from octavo.speculative.training.prompts import Conversation
     from octavo.speculative.training.responses import Answer, Question
+    from octavo.text.chat_template import ChatTemplate
 
 draft_app = typer.Typer(
     help="Make draft heads for speculative decoding.",
@@ -30,6 +32,8 @@ draft_app = typer.Typer(
     rich_markup_mode=None,
 )
 
+_MARK = "the user's turn"
+_ASKING: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 100}
 _PERIOD_S = 10.0
 """Between two lines of progress where there is no terminal."""
 
@@ -119,9 +123,10 @@ def train(
 
     config = configuration(flags, model_argument)
     checkpoint = assembly.open_model(config.model)
+    text = assembly.load_text(config.model, checkpoint)
     request = pipeline.Request(
         method=method,
-        vocab_size=assembly.load_text(config.model, checkpoint).tokenizer.vocab_size,
+        vocab_size=text.tokenizer.vocab_size,
         out=out or Path(f"{method}-{checkpoint.name.rpartition('/')[2]}"),
         data=data,
         prompts=prompts,
@@ -135,20 +140,38 @@ def train(
         seed=config.model.seed or 0,
     )
     with _Parts(sys.stderr) as parts:
-        result = pipeline.train(request, checkpoint, config, lambda: _answering(config), parts)
+        result = pipeline.train(
+            request, checkpoint, config, lambda: _answering(config, text.chat_template), parts
+        )
     _show(method, result, as_json=as_json)
 
 
 @contextlib.contextmanager
-def _answering(config: Config) -> Iterator[Answer]:
+def _answering(config: Config, template: ChatTemplate) -> Iterator[Answer]:
     """The model in an engine, which answers many questions at once."""
     from octavo.cli.generate import loaded
+    from octavo.core.sampling_params import SamplingParams
 
     with loaded(config) as llm:
+        before, _, _ = template.render([{"role": "user", "content": _MARK}]).partition(_MARK)
+        users_turn = llm.get_tokenizer().encode(before)
+
+        def conversations(questions: Sequence[Question]) -> list[Conversation]:
+            """What is asked; where that is open, what the model writes in the user's place."""
+            writing = [
+                SamplingParams(seed=q.seed, min_tokens=4, **_ASKING)
+                for q in questions
+                if q.conversation is None
+            ]
+            outputs = iter(llm.generate([users_turn] * len(writing), writing, use_tqdm=False))
+            return [
+                q.conversation or [{"role": "user", "content": next(outputs).outputs[0].text}]
+                for q in questions
+            ]
 
         def answer(questions: Sequence[Question]) -> list[tuple[list[int], list[int]]]:
             outputs = llm.chat(
-                [question.conversation for question in questions],
+                conversations(questions),
                 [question.sampling for question in questions],
                 use_tqdm=False,
             )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +31,11 @@ from octavo.ops.backend import cpu_threads
 from octavo.speculative.training import heads
 from octavo.speculative.training.examples import Examples, Vocabulary
 from octavo.speculative.training.learning import Acceptance
-from octavo.speculative.training.prompts import built_in_conversations, read_conversations
+from octavo.speculative.training.prompts import (
+    Conversation,
+    built_in_conversations,
+    read_conversations,
+)
 from octavo.speculative.training.responses import Answer, Response, collect, questions
 from octavo.speculative.training.target import Target
 from octavo.speculative.training.trainer import Learned, Trainer, TrainingSettings
@@ -158,9 +162,10 @@ def _responses(
     progress: Progress,
 ) -> list[Response]:
     """Those that there are, and those that are missing."""
+    conversations: Iterator[Conversation | None]
     if request.prompts is None:
-        conversations = built_in_conversations(random.Random(request.seed))
-        num_held_out, source = _MOST_HELD_OUT, "built-in"
+        conversations = _half_self_asked(built_in_conversations(random.Random(request.seed)))
+        num_held_out, source = _MOST_HELD_OUT, "built-in and self-asked"
     else:
         given = read_conversations(request.prompts)
         random.Random(request.seed).shuffle(given)
@@ -181,7 +186,7 @@ def _responses(
         conversations,
         num_held_out=num_held_out,
         answer_tokens=request.answer_tokens,
-        seed=request.seed,
+        seed_of_all=request.seed,
     )
     show = progress.part("Answers", request.num_tokens)
     return collect(
@@ -191,6 +196,13 @@ def _responses(
         num_tokens=request.num_tokens,
         show=lambda done: show(done, f"{done:,} tokens"),
     )
+
+
+def _half_self_asked(conversations: Iterator[Conversation]) -> Iterator[Conversation | None]:
+    """What the target asks itself has no end of kinds: arXiv 2406.08464."""
+    for conversation in conversations:
+        yield conversation
+        yield None
 
 
 def _blueprint(request: Request, target: Target) -> heads.Blueprint:
@@ -256,7 +268,7 @@ def _facts(
 ) -> dict[str, Any]:
     return {
         "target": checkpoint.name,
-        "prompts": "built-in" if request.prompts is None else request.prompts.name,
+        "prompts": "built-in and self-asked" if request.prompts is None else "a file",
         "answers": sum(not response.held_out for response in responses),
         "answer_tokens": sum(len(r.answer) for r in responses if not r.held_out),
         "steps": trainer.num_steps_done,

@@ -32,11 +32,14 @@ class Response(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What the target shall answer, and how."""
+    """What the target shall answer, and how. conversation: None where the target itself first
+    writes what it is asked, by `seed`.
+    """
 
-    conversation: Conversation
+    conversation: Conversation | None
     sampling: SamplingParams
     held_out: bool
+    seed: int
 
 
 Answer = Callable[[Sequence[Question]], Sequence[tuple[Sequence[int], Sequence[int]]]]
@@ -44,29 +47,32 @@ Answer = Callable[[Sequence[Question]], Sequence[tuple[Sequence[int], Sequence[i
 
 
 def questions(
-    conversations: Iterable[Conversation], *, num_held_out: int, answer_tokens: int, seed: int
+    conversations: Iterable[Conversation | None],
+    *,
+    num_held_out: int,
+    answer_tokens: int,
+    seed_of_all: int,
 ) -> Iterator[Question]:
     """Each conversation at the temperatures in turn, until all have had all; the first
     `num_held_out` are asked greedily and only once. answer_tokens: the most that an answer gets.
     """
-    kept: list[Conversation] = []
+    kept: list[Conversation | None] = []
 
-    def question(conversation: Conversation, number: int, turn: int) -> Question:
-        temperature = TEMPERATURES[(number + turn) % len(TEMPERATURES)]
+    def question(
+        conversation: Conversation | None, number: int, turn: int, *, held_out: bool = False
+    ) -> Question:
+        seed = random.Random(f"{seed_of_all} {turn} {number}").getrandbits(32)
+        # Two by two: every other conversation may be of another kind.
+        index = 0 if held_out else (number // 2 + turn) % len(TEMPERATURES)
         sampling = SamplingParams(
-            temperature=temperature,
-            max_tokens=answer_tokens,
-            seed=random.Random(f"{seed} {turn} {number}").getrandbits(32),
+            temperature=TEMPERATURES[index], max_tokens=answer_tokens, seed=seed
         )
-        return Question(conversation, sampling, held_out=False)
+        return Question(conversation, sampling, held_out, seed)
 
     for number, conversation in enumerate(conversations):
-        if number < num_held_out:
-            greedy = SamplingParams(temperature=0.0, max_tokens=answer_tokens)
-            yield Question(conversation, greedy, held_out=True)
-        else:
+        if number >= num_held_out:
             kept.append(conversation)
-            yield question(conversation, number, 0)
+        yield question(conversation, number, 0, held_out=number < num_held_out)
     for turn in range(1, len(TEMPERATURES)):
         for number, conversation in enumerate(kept, num_held_out):
             yield question(conversation, number, turn)
