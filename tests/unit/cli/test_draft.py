@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import octavo.speculative
 from octavo import LLM, SamplingParams
 from octavo.cli.main import main
 from support.checkpoints import make_checkpoint
@@ -81,6 +82,8 @@ def test_a_mistake_is_one_line(
 def test_without_torch_it_says_what_to_install(
     tiny_model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # As if never imported; the package's attribute too, which the next import would replace.
+    monkeypatch.delattr(octavo.speculative, "training", raising=False)
     for name in [name for name in sys.modules if name.startswith("octavo.speculative.training")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)

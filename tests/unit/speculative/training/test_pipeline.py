@@ -15,6 +15,7 @@ import pytest
 
 from octavo.config import Config
 from octavo.core.errors import ConfigError
+from octavo.speculative.training import trainer
 from octavo.speculative.training.eagle import EagleHead
 from octavo.speculative.training.pipeline import Request, Result, train
 from octavo.speculative.training.responses import Answer, Question
@@ -130,7 +131,7 @@ def test_a_stopped_training_goes_on_to_the_same_head(
     (tmp_path / "whole").mkdir()
     (tmp_path / "stopped").mkdir()
     whole = run(request(tmp_path / "whole"), checkpoint, Losses())
-    monkeypatch.setattr("octavo.speculative.training.trainer._SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(trainer, "_SECONDS_BETWEEN_SAVES", 0.0)
     with pytest.raises(KeyboardInterrupt):
         run(request(tmp_path / "stopped"), checkpoint, Losses(stop_after=7))
     progress = Losses()
