@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.core.errors import ConfigError
 
-DEFAULT_LENGTH = 8
+DEFAULT_LENGTH = 16
 MAX_LENGTH = 64
 _EXAMPLE = 'write ngram, ngram:4, suffix+eagle, or JSON as {"method": "ngram"}'
 

@@ -50,9 +50,9 @@ def test_a_model_by_itself_is_a_draft_model() -> None:
 
 def test_the_longest_counts() -> None:
     config = speculative_config(
-        [{"method": "ngram", "num_speculative_tokens": 12}, {"method": "x"}]
+        [{"method": "ngram", "num_speculative_tokens": 24}, {"method": "x"}]
     )
-    assert (config.max_length, config.is_adaptive) == (12, True)
+    assert (config.max_length, config.is_adaptive) == (24, True)
     assert speculative_config([{"method": "ngram"}]).max_length == DEFAULT_LENGTH
 
 
@@ -106,10 +106,10 @@ def test_a_mistake_is_told_before_anything_is_loaded() -> None:
 @pytest.mark.parametrize(
     ("value", "shown", "reason"),
     [
-        ("ngram", "ngram up to 8 tokens", "how many is decided for each step"),
-        ("ngram:16+suffix", "ngram up to 16, suffix up to 8 tokens", "which, and how many, is"),
-        ({"model": "org/small"}, "draft_model up to 8 tokens", "how many is decided"),
-        ('{"method": "ngram", "adaptive": false}', "ngram up to 8 tokens", "always as many"),
+        ("ngram", "ngram up to 16 tokens", "how many is decided for each step"),
+        ("ngram:8+suffix", "ngram up to 8, suffix up to 16 tokens", "which, and how many, is"),
+        ({"model": "org/small"}, "draft_model up to 16 tokens", "how many is decided"),
+        ('{"method": "ngram", "adaptive": false}', "ngram up to 16 tokens", "always as many"),
     ],
 )
 def test_what_is_shown_at_start(value: Any, shown: str, reason: str) -> None:
