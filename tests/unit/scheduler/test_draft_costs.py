@@ -84,3 +84,9 @@ def test_an_outlier_of_guessing_is_soon_forgotten() -> None:
     for _ in range(10):
         costs.observe(1, [2], 1.0)
     assert costs.of_guessing(1, 2, 2) == pytest.approx(1, rel=0.15)
+
+
+def test_one_number_of_rows_is_the_first_of_those_ahead() -> None:
+    seconds = StepSeconds([(1, 1e-3), (4, 2e-3), (16, 9e-3)])
+    for rows in (1, 2, 3, 5, 16, 100, 60_000):
+        assert seconds.at(rows) == pytest.approx(seconds.ahead(rows, 3)[0], rel=1e-12)
