@@ -81,7 +81,7 @@ def _sample(
 ) -> tuple[SampledRows, list[int]]:
     """The rows of all drafts, sampled; and each draft's first one."""
     lengths = slots.lengths[active]
-    paths = [path for draft in drafts for path in paths_of(draft)]
+    paths = [path for draft in drafts for path in draft.paths()]
     counts = np.array([1 + len(draft.token_ids) for draft in drafts])
     ends = counts.cumsum()
     first_rows = ends - counts
@@ -107,17 +107,6 @@ def _sample(
         drawn=drawn_rows,
     )
     return sampled, first_rows.tolist()
-
-
-def paths_of(draft: Draft) -> list[tuple[int, ...]]:
-    """The guesses that come before each of a draft's rows: none before the first one."""
-    tokens = draft.token_ids.tolist()
-    if draft.parents is None:
-        return [tuple(tokens[:end]) for end in range(len(tokens) + 1)]
-    paths: list[tuple[int, ...]] = [()]
-    for token, parent in zip(tokens, draft.parents.tolist(), strict=True):
-        paths.append((*paths[1 + parent], token))
-    return paths
 
 
 def check_tokens(

@@ -151,7 +151,7 @@ class ModelRunner:
         drawn: list[tuple[int, Draft]] = []
         for index, first in zip(shape.sampling.tolist(), shape.row_starts.tolist(), strict=True):
             if (draft := drafts.get(index)) is not None:
-                paths[first : first + 1 + len(draft.token_ids)] = _paths(draft)
+                paths[first : first + 1 + len(draft.token_ids)] = draft.paths()
                 if draft.probabilities is not None:
                     drawn.append((first, draft))
         return self._sampler.sample(
@@ -278,17 +278,6 @@ def _drawn_rows(drafts: Sequence[tuple[int, Draft]]) -> DrawnRows | None:
         np.concatenate([draft.token_ids for _, draft in drafts]),
         np.concatenate([draft.probabilities for _, draft in drafts]),
     )
-
-
-def _paths(draft: Draft) -> list[tuple[int, ...]]:
-    """For the last known token and then each draft token: the guesses up to it and with it."""
-    tokens = draft.token_ids.tolist()
-    if draft.parents is None:
-        return [tuple(tokens[:end]) for end in range(len(tokens) + 1)]
-    paths: list[tuple[int, ...]] = [()]
-    for token, parent in zip(tokens, draft.parents.tolist(), strict=True):
-        paths.append((*paths[parent + 1], token))
-    return paths
 
 
 def _kept_rows(batch: StepBatch, verified: Mapping[int, Verified]) -> list[np.ndarray]:

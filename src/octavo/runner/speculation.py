@@ -27,6 +27,16 @@ class Draft(NamedTuple):
     parents: np.ndarray | None = None
     probabilities: np.ndarray | None = None
 
+    def paths(self) -> list[tuple[int, ...]]:
+        """For the last known token and then each guess: the guesses up to it and with it."""
+        tokens = self.token_ids.tolist()
+        if self.parents is None:
+            return [tuple(tokens[:end]) for end in range(len(tokens) + 1)]
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(tokens, self.parents.tolist(), strict=True):
+            paths.append((*paths[parent + 1], token))
+        return paths
+
 
 class Verified(NamedTuple):
     """What a draft came to: tokens or an error.

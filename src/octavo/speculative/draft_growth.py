@@ -1,4 +1,4 @@
-"""Drafts while they grow, token after token, from what a head says."""
+"""Drafts while they grow, token after token, from what a model or a head says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.runner.speculation import Draft
 
 
 class Chain:
-    """Tokens that were drawn, each from the distribution that comes with it.
+    """Tokens in a row; those that were drawn come with the distributions that they are from.
 
     depth: how many there are. It ends before a token that is less likely than `min_probability` to
     be reached and accepted; how likely, is known without the token itself.
@@ -29,21 +29,23 @@ class Chain:
     def depth(self) -> int:
         return len(self._token_ids)
 
-    def grow(self, token: int, confidence: float, probabilities: np.ndarray) -> bool:
-        """Whether it wants another. confidence: of the likeliest token. probabilities (V,)."""
+    def grow(self, token: int, confidence: float, probabilities: np.ndarray | None) -> bool:
+        """Whether it wants another. confidence: of the likeliest token. probabilities (V,): None if
+        the token was chosen, not drawn.
+        """
         self._reached *= confidence
         if self._reached < self._floor:
             return False
         self._token_ids.append(token)
-        self._probabilities.append(probabilities)
+        if probabilities is not None:
+            self._probabilities.append(probabilities)
         return self.depth < self._length
 
     def draft(self) -> Draft | None:
         if not self._token_ids:
             return None
-        return Draft(
-            np.array(self._token_ids, np.int64), probabilities=np.stack(self._probabilities)
-        )
+        drawn = np.stack(self._probabilities) if self._probabilities else None
+        return Draft(np.array(self._token_ids, np.int64), probabilities=drawn)
 
 
 class _Node(NamedTuple):

@@ -17,6 +17,7 @@ from octavo.runner.batch import build_batch
 from octavo.runner.slots import Slots
 from octavo.runner.speculation import Draft
 from octavo.sampling.sampler import Sampler
+from octavo.speculative.draft_growth import Chain
 from octavo.speculative.proposer import DraftTask
 
 # Tokens that one step lets the model catch up on: as many as a step of the target has on CPUs, so
@@ -36,27 +37,6 @@ class Coverage(Protocol):
     def fill(self, slot: int, end: int) -> None:
         """The slot's known tokens before `end` are being computed."""
         ...
-
-
-class _Path:
-    """A draft as it grows. probabilities: of each token, where they are drawn."""
-
-    __slots__ = ("probabilities", "token_ids")
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.probabilities: list[np.ndarray] = []
-
-    def take(self, token: int, probabilities: np.ndarray | None) -> None:
-        self.token_ids.append(token)
-        if probabilities is not None:
-            self.probabilities.append(probabilities)
-
-    def draft(self) -> Draft | None:
-        if not self.token_ids:
-            return None
-        drawn = np.stack(self.probabilities) if self.probabilities else None
-        return Draft(np.array(self.token_ids, np.int64), probabilities=drawn)
 
 
 class _SingleRows(NamedTuple):
@@ -133,16 +113,16 @@ class DraftingLoop:
             self._backend.batch_context(batch, self._kv_layers),
             self._backend.from_host(batch.query_starts[1:].astype(np.int64) - 1),
         )
-        paths = self._go_on([tasks[index] for index in indices], logits)
-        for index, path in zip(indices, paths, strict=True):
-            drafts[index] = path.draft()
+        chains = self._go_on([tasks[index] for index in indices], logits)
+        for index, chain in zip(indices, chains, strict=True):
+            drafts[index] = chain.draft()
         return drafts
 
     def _sees(self, length: int) -> bool:
         """Whether a sequence of so many tokens is within the model's context."""
         return length <= self._model.max_position
 
-    def _go_on(self, tasks: Sequence[DraftTask], logits: Array) -> list[_Path]:
+    def _go_on(self, tasks: Sequence[DraftTask], logits: Array) -> list[Chain]:
         """Drafts for tasks from the logits (R, V) behind their last known tokens.
 
         Between two forwards there is as little Python as can be: a small model's forward takes
@@ -150,35 +130,31 @@ class DraftingLoop:
         """
         slots = np.array([task.slot for task in tasks])
         positions = self._slots.lengths[slots]  # of the tokens to be chosen
-        left = np.array([task.request.length for task in tasks])
-        np.minimum(left, self._model.max_position - positions + 1, out=left)
-        floors = np.array([task.request.min_probability for task in tasks])
-        has_floors, confidences = bool(floors.any()), np.ones(len(tasks))
-        max_blocks = -(-int((positions + left).max()) // self._slots.block_size)
+        room = self._model.max_position - positions + 1
+        lengths = np.minimum([task.request.length for task in tasks], room)
+        max_blocks = -(-int((positions + lengths).max()) // self._slots.block_size)
         tables = self._slots.block_tables[slots, :max_blocks]
-        paths = [_Path() for _ in tasks]
-        growing = paths
+        chains = [
+            Chain(length, task.request.min_probability)
+            for length, task in zip(lengths.tolist(), tasks, strict=True)
+        ]
+        growing = chains
         for depth in count():
             chosen = self._sampler.draft(logits, slots, positions, depth=depth)
-            left -= 1
-            goes_on = left > 0
-            if has_floors:
-                confidences *= chosen.confidences
-                is_sure = confidences >= floors
-                goes_on &= is_sure
-            for row, (path, token) in enumerate(
-                zip(growing, chosen.token_ids.tolist(), strict=True)
-            ):
-                if not has_floors or is_sure[row]:
-                    path.take(token, chosen.probabilities.get(row))
-            token_ids = chosen.token_ids
-            if not goes_on.all():
-                growing = [path for path, on in zip(growing, goes_on.tolist(), strict=True) if on]
+            token_ids, confidences = chosen.token_ids, chosen.confidences.tolist()
+            goes_on = [
+                chain.grow(token, confidence, chosen.probabilities.get(row))
+                for row, (chain, token, confidence) in enumerate(
+                    zip(growing, token_ids.tolist(), confidences, strict=True)
+                )
+            ]
+            if not all(goes_on):
+                growing = [chain for chain, on in zip(growing, goes_on, strict=True) if on]
                 if not growing:
                     break
-                token_ids, slots, positions = token_ids[goes_on], slots[goes_on], positions[goes_on]
-                left, floors, confidences = left[goes_on], floors[goes_on], confidences[goes_on]
-                tables = tables[goes_on]
+                token_ids, slots, positions, tables = (
+                    array[goes_on] for array in (token_ids, slots, positions, tables)
+                )
             single = self._single_rows_of(len(growing))
             next_positions = positions + 1
             host = HostBatch(
@@ -192,7 +168,7 @@ class DraftingLoop:
             ctx = self._backend.batch_context(host, self._kv_layers)
             logits = self._forward_and_head(ctx, single.rows)
             positions = next_positions
-        return paths
+        return chains
 
     def _warm_up(self) -> None:
         """So that the first draft takes as long as all others: by what drafts take it is decided

@@ -15,7 +15,6 @@ from octavo.core.step import DraftRequest
 from octavo.models.causal_lm import CausalLM
 from octavo.ops import Array, log_probabilities
 from octavo.ops.backend import Backend
-from octavo.runner.speculation import Draft
 from octavo.sampling.sampler import Sampler
 from octavo.speculative import demand, eagle
 from octavo.speculative.eagle import Eagle
@@ -142,14 +141,6 @@ def drive(case: Case) -> DraftDrive:
     return DraftDrive(case.model, case.backend, case.build, vocab_size=VOCAB_SIZE)
 
 
-def paths_of(draft: Draft) -> list[tuple[int, ...]]:
-    parents = range(-1, len(draft.token_ids) - 1) if draft.parents is None else draft.parents
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(draft.token_ids.tolist(), parents, strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return paths
-
-
 def start(drive: DraftDrive, prompts: Sequence[Sequence[int]] = PROMPTS, chunk: int = 100) -> None:
     """Sequences 0, 1, ... with their first token."""
     for slot, prompt in enumerate(prompts):
@@ -165,7 +156,7 @@ def check(drive: DraftDrive, oracle: Oracle, lengths: dict[int, int]) -> None:
     """One step, whose drafts are those of fresh sequences."""
     expected = {slot: sorted(oracle(drive.tokens(slot), n)) for slot, n in lengths.items()}
     found = drive.step(dict(lengths))
-    assert {slot: sorted(paths_of(draft)) for slot, draft in found.items()} == expected
+    assert {slot: sorted(draft.paths()[1:]) for slot, draft in found.items()} == expected
 
 
 @pytest.mark.parametrize("chunk", [100, 5])
@@ -320,7 +311,7 @@ def test_a_step_reads_so_many_tokens_for_drafts(
     # 23, 6 and 13 tokens are to be read: 12 of the third sequence, and then 1 of the first.
     expected = {slot: sorted(case.oracle(drive.tokens(slot), 2)) for slot in (1, 2)}
     found = drive.step({0: 2, 1: 2, 2: 2})
-    assert {slot: sorted(paths_of(draft)) for slot, draft in found.items()} == expected
+    assert {slot: sorted(draft.paths()[1:]) for slot, draft in found.items()} == expected
     assert sorted(drive.step({0: 2, 1: 2, 2: 2})) == [1, 2]
     check(drive, case.oracle, {0: 2, 1: 2, 2: 2})
 
@@ -391,7 +382,7 @@ def test_it_stops_where_it_is_unsure(drive: DraftDrive, case: Case, count: int) 
     expected = case.oracle(text, 4, floor=floor)
     assert path not in expected
     found = drive.step({0: DraftRequest(0, 4, floor)})
-    assert [sorted(paths_of(d)) for d in found.values()] == [sorted(expected)] * bool(expected)
+    assert [sorted(d.paths()[1:]) for d in found.values()] == [sorted(expected)] * bool(expected)
 
 
 def test_drawn_tokens_come_with_what_they_are_drawn_from(
@@ -410,7 +401,7 @@ def test_drawn_tokens_come_with_what_they_are_drawn_from(
     drafts = drive.step({0: 3, 1: 2})
     assert [logits.shape[0] for logits, *_ in likeliest.args] == [1, 1]
     assert [logits.shape[0] for logits, *_ in drawn.args] == [1, 1, 1]
-    assert sorted(paths_of(drafts[1])) == greedy
+    assert sorted(drafts[1].paths()[1:]) == greedy
     assert drafts[1].probabilities is None
     assert drafts[0].probabilities is not None
     features, drafted = case.oracle.features(text[:-1]), drafts[0].token_ids.tolist()

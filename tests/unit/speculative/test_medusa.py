@@ -13,7 +13,6 @@ from octavo.core.errors import ConfigError
 from octavo.core.step import DraftRequest
 from octavo.models.causal_lm import CausalLM
 from octavo.ops.backend import Backend
-from octavo.runner.speculation import Draft
 from octavo.speculative import demand
 from octavo.speculative.medusa import Medusa, Place, best_tree
 from octavo.speculative.proposer import DraftTask
@@ -148,14 +147,6 @@ def best_paths(probabilities: np.ndarray, length: int) -> list[tuple[int, ...]]:
     return sorted(paths, key=reached, reverse=True)[:length]
 
 
-def paths_of(draft: Draft) -> list[tuple[int, ...]]:
-    parents = range(-1, len(draft.token_ids) - 1) if draft.parents is None else draft.parents
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(draft.token_ids.tolist(), parents, strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return paths
-
-
 def _task(slot: int, request: DraftRequest) -> DraftTask:
     return DraftTask(slot, request)
 
@@ -197,10 +188,10 @@ def test_drafts_are_the_likeliest_trees(
         for slot, request in tasks:
             (draft,) = medusa.propose([DraftTask(slot, request)])
             assert draft is not None
-            assert sorted(paths_of(draft)) == sorted(expected[slot])
+            assert sorted(draft.paths()[1:]) == sorted(expected[slot])
         both = medusa.propose([DraftTask(slot, request) for slot, request in tasks])
         found = {slot: draft for (slot, _), draft in zip(tasks, both, strict=True)}
-        assert {s: sorted(paths_of(d)) for s, d in found.items() if d} == {
+        assert {s: sorted(d.paths()[1:]) for s, d in found.items() if d} == {
             slot: sorted(paths) for slot, paths in expected.items()
         }
         drive.step({}, work={0: 1, 1: 1})
