@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from collections.abc import Sequence as List
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from octavo.core.step import DraftRequest, DraftTotals, ScheduledStep, StepOutput
 from octavo.scheduler.draft_choice import Best, Option, Outlook, best_drafts, outlook
@@ -25,9 +28,55 @@ _PROBE_LENGTH = 1
 _PLAIN_INTERVAL = 32
 _FIRST_PLAIN_INTERVAL = 8
 _CERTAIN_GAIN = 1.5
+# So many alike steps in which nothing was guessed are learned from as one, and what was decided for
+# the first of them stands: each of them says little, and this is work between two steps.
+_MOST_ALIKE = 8
 # A text that was never seen to end is taken to go on for as long as it is, and for so many tokens
 # more: a drafter that has a long prompt to read first begins when that can be expected to pay.
 _LEAST_EXPECTED = 32
+
+
+class _Decision(NamedTuple):
+    """What was decided for a step of `num_tokens` tokens. num_rows: tokens of all its drafts,
+    longest: of the longest. credit: with so much another one has to be made.
+    """
+
+    sequences: List[Sequence]
+    num_tokens: int
+    requests: list[DraftRequest | None]
+    num_rows: int
+    longest: int
+    credit: float
+
+
+@dataclass
+class _AlikeSteps:
+    """`count` steps of the same sequences and requests in which nothing was guessed, with their
+    seconds added up.
+    """
+
+    step: ScheduledStep
+    sequences: List[Sequence]
+    output: StepOutput
+    count: int = 1
+
+    def add(self, step: ScheduledStep, sequences: List[Sequence], output: StepOutput) -> bool:
+        """Whether it is one more of them; it counts then."""
+        first = self.step
+        if (
+            step.num_tokens != first.num_tokens
+            or sequences != self.sequences
+            or _requests(step) != _requests(first)
+        ):
+            return False
+        total = self.output
+        self.output = total._replace(
+            seconds=total.seconds + output.seconds,
+            draft_seconds=_sums(total.draft_seconds, output.draft_seconds),
+            catch_up_seconds=_sums(total.catch_up_seconds, output.catch_up_seconds),
+        )
+        self.count += 1
+        return True
 
 
 class AdaptiveDrafts:
@@ -53,10 +102,16 @@ class AdaptiveDrafts:
         self._num_drafted_steps = 0  # since one without drafts
         self._credit = _FIRST_LEARNING_STEPS * self._step_seconds.at(1)
         self._wanted_credit = 0.0  # by a probe that is still to be made
+        self._decision: _Decision | None = None  # that stands until something is new
+        self._alike: _AlikeSteps | None = None  # not learned from yet
 
     def choose(
         self, sequences: List[Sequence], limits: List[int], num_tokens: int, room: int
     ) -> list[DraftRequest | None]:
+        if (decision := self._standing(sequences, limits, num_tokens, room)) is not None:
+            return decision.requests
+        self._learn_from_alike()
+        self._decision = None
         self._num_decisions += 1
         longest = max(self._max_lengths)
         room = min(room, sum([min(limit, longest) for limit in limits]))
@@ -64,7 +119,9 @@ class AdaptiveDrafts:
             return [None] * len(sequences)
         ahead = outlook(num_tokens, self._step_seconds.ahead(num_tokens, room))
         if not ahead.pays:
-            return [None] * len(sequences)
+            nothing: list[DraftRequest | None] = [None] * len(sequences)
+            self._decision = _Decision(sequences, num_tokens, nothing, 0, 0, math.inf)
+            return nothing
         options = [
             self._options(sequence, limit)
             for sequence, limit in zip(sequences, limits, strict=True)
@@ -72,49 +129,51 @@ class AdaptiveDrafts:
         best = best_drafts(options, limits, self._draft_seconds, ahead)
         if best.num_rows and self._is_plain_step_due(best.rate * ahead.token_seconds, ahead):
             return [None] * len(sequences)
-        for request, of_sequence in zip(best.requests, options, strict=True):
+        requests = best.requests
+        for request, of_sequence in zip(requests, options, strict=True):
             if request is not None:
                 self._ask(of_sequence[request.method].history, is_probe=False)
-        self._probe(best, options, ahead)
-        return best.requests
+        credit = self._probe(best, options, ahead)
+        longest = max([request.length for request in requests if request is not None], default=0)
+        self._decision = _Decision(sequences, num_tokens, requests, best.num_rows, longest, credit)
+        return requests
 
     def update(self, step: ScheduledStep, sequences: List[Sequence], output: StepOutput) -> None:
-        num_drafts = sum([result.num_drafts for result in output.sequences])
-        self._num_drafted_steps = self._num_drafted_steps + 1 if num_drafts else 0
-        if output.seconds:
-            self._step_seconds.observe(step.num_tokens + num_drafts, output.seconds)
-        plain_seconds = self._step_seconds.at(step.num_tokens)
-        token_seconds = plain_seconds / step.num_tokens
-        row_seconds = 0.0
-        if num_drafts:
-            drafted_seconds = self._step_seconds.at(step.num_tokens + num_drafts)
-            row_seconds = (drafted_seconds - plain_seconds) / num_drafts
-        credit = self._credit + _LEARNING_SHARE * output.seconds
-        self._credit = min(credit, max(self._credit, plain_seconds, self._wanted_credit))
-        by_method: list[list[Outcome]] = [[] for _ in self._methods]
-        num_missed = [0] * len(self._methods)
-        for sequence, method, outcome in outcomes(step, sequences, output):
-            if sequence.drafts is None:
-                continue
-            by_method[method].append(outcome)
-            self._counters[method].count(sequence.drafts, outcome)
-            history = sequence.drafts.histories[method]
-            num_missed[method] += _num_missed(sequence, history)
-            history.num_known = len(sequence.token_ids) + len(outcome.accepted)
-            history.record(outcome)
-            if history.is_probe:
-                num_tokens = outcome.num_tokens
-                self._credit += len(outcome.accepted) * token_seconds - num_tokens * row_seconds
-                costs = self._draft_seconds[method]
-                self._credit -= costs.of_guessing(1, num_tokens, num_tokens)
-                if output.catch_up_seconds:
-                    self._credit -= output.catch_up_seconds[method]
-        for method, of_method in enumerate(by_method):
-            self._learn(step, output, method, of_method, num_missed[method])
-            self._count_seconds(output, method, of_method, token_seconds, row_seconds)
+        is_quiet = True
+        for result in output.sequences:
+            if result.num_drafts or result.error is not None:
+                is_quiet = False
+                break
+        alike = self._alike
+        if is_quiet and alike is not None and alike.add(step, sequences, output):
+            if alike.count == _MOST_ALIKE:
+                self._learn_from_alike()
+            return
+        self._learn_from_alike()
+        if is_quiet:
+            self._alike = _AlikeSteps(step, sequences, output)
+        else:
+            self._decision = None
+            self._learn(step, sequences, output, 1)
 
     def totals(self) -> tuple[DraftTotals, ...]:
         return tuple([counter.totals() for counter in self._counters])
+
+    def _standing(
+        self, sequences: List[Sequence], limits: List[int], num_tokens: int, room: int
+    ) -> _Decision | None:
+        """The last decision, if it is right for this step, too."""
+        decision, alike = self._decision, self._alike
+        if (
+            decision is None
+            or decision.num_tokens != num_tokens
+            or decision.sequences != sequences
+            or decision.num_rows > room
+            or decision.longest > min(limits)
+        ):
+            return None
+        credit = self._credit + (_LEARNING_SHARE * alike.output.seconds if alike else 0.0)
+        return decision if credit < decision.credit else None
 
     def _options(self, sequence: Sequence, limit: int) -> list[Option]:
         if sequence.drafts is None:
@@ -135,6 +194,57 @@ class AdaptiveDrafts:
 
     # --- what is learned ------------------------------------------------------------------------
 
+    def _learn_from_alike(self) -> None:
+        alike, self._alike = self._alike, None
+        if alike is not None:
+            self._decision = None
+            self._learn(alike.step, alike.sequences, alike.output, alike.count)
+
+    def _learn(
+        self, step: ScheduledStep, sequences: List[Sequence], output: StepOutput, count: int
+    ) -> None:
+        """From `count` steps whose seconds are added up; of one only if anything was guessed."""
+        num_drafts = sum([result.num_drafts for result in output.sequences])
+        self._num_drafted_steps = self._num_drafted_steps + 1 if num_drafts else 0
+        if output.seconds:
+            self._step_seconds.observe(step.num_tokens + num_drafts, output.seconds / count)
+        plain_seconds = self._step_seconds.at(step.num_tokens)
+        token_seconds = plain_seconds / step.num_tokens
+        row_seconds = 0.0
+        if num_drafts:
+            drafted_seconds = self._step_seconds.at(step.num_tokens + num_drafts)
+            row_seconds = (drafted_seconds - plain_seconds) / num_drafts
+        credit = self._credit + _LEARNING_SHARE * output.seconds
+        self._credit = min(credit, max(self._credit, plain_seconds, self._wanted_credit))
+        by_method: list[list[Outcome]] = [[] for _ in self._methods]
+        num_missed = [0] * len(self._methods)
+        for sequence, method, outcome in outcomes(step, sequences, output):
+            if sequence.drafts is None:
+                continue
+            by_method[method].append(outcome)
+            self._counters[method].count(sequence.drafts, outcome)
+            history = sequence.drafts.histories[method]
+            num_missed[method] += _num_missed(sequence, history)
+            history.num_known = len(sequence.token_ids) + len(outcome.accepted)
+            history.record(outcome, count)
+            if history.is_probe:
+                num_tokens = outcome.num_tokens
+                self._credit += len(outcome.accepted) * token_seconds - num_tokens * row_seconds
+                costs = self._draft_seconds[method]
+                self._credit -= count * costs.of_guessing(1, num_tokens, num_tokens)
+                if output.catch_up_seconds:
+                    self._credit -= output.catch_up_seconds[method]
+        for method, of_method in enumerate(by_method):
+            if of_method:
+                self._methods[method].record(of_method, count)
+            costs = self._draft_seconds[method]
+            if output.draft_seconds:
+                lengths = [outcome.num_tokens for outcome in of_method]
+                costs.observe(step.num_tokens, lengths, output.draft_seconds[method] / count)
+            if output.catch_up_seconds:
+                costs.observe_catching_up(num_missed[method], output.catch_up_seconds[method])
+            self._count_seconds(output, method, of_method, token_seconds, row_seconds)
+
     def _is_plain_step_due(self, gain: float, ahead: Outlook) -> bool:
         """gain: what drafts multiply the tokens a second by."""
         if not self._step_seconds.is_familiar(ahead.num_tokens):
@@ -147,13 +257,15 @@ class AdaptiveDrafts:
         self._credit -= cost
         return True
 
-    def _probe(self, best: Best, options: List[List[Option]], ahead: Outlook) -> None:
-        """Add a short draft where none was made for longest, if that can be afforded."""
+    def _probe(self, best: Best, options: List[List[Option]], ahead: Outlook) -> float:
+        """Add a short draft where none was made for longest, if that can be afforded. Returns the
+        credit up to which there is no need to decide anew.
+        """
         num_rows = best.num_rows + _PROBE_LENGTH
         if num_rows >= len(ahead.seconds):
-            return
+            return math.inf
         if not best.num_rows and self._num_drafted_steps:
-            return  # what a step takes without drafts has to be seen in between
+            return -math.inf  # what a step takes without drafts has to be seen in between
         longest_wait, index, option = 1, 0, None
         for i, of_sequence in enumerate(options):
             for one in of_sequence:
@@ -161,7 +273,7 @@ class AdaptiveDrafts:
                 if wait > longest_wait:
                     longest_wait, index, option = wait, i, one
         if option is None:
-            return
+            return math.inf if best.num_rows else -math.inf
         method, history, first_seconds = option
         verifying = ahead.seconds[num_rows] - ahead.seconds[best.num_rows]
         reached = history.reached[0] if history.reached else 0.0
@@ -173,28 +285,13 @@ class AdaptiveDrafts:
             forgone = (best.rate * ahead.token_seconds - 1) * ahead.token_seconds
         self._wanted_credit = cost + forgone
         if self._credit < self._wanted_credit:
-            return
+            return self._wanted_credit
         self._credit -= forgone
         self._ask(history, is_probe=True)
         break_even = min(1.0, best.rate * verifying / _PROBE_LENGTH)
         best.requests[index] = DraftRequest(method, _PROBE_LENGTH, break_even)
-
-    def _learn(
-        self,
-        step: ScheduledStep,
-        output: StepOutput,
-        method: int,
-        of_method: list[Outcome],
-        num_missed: int,
-    ) -> None:
-        if of_method:
-            self._methods[method].record(of_method)
-        costs = self._draft_seconds[method]
-        if output.draft_seconds:
-            lengths = [outcome.num_tokens for outcome in of_method]
-            costs.observe(step.num_tokens, lengths, output.draft_seconds[method])
-        if output.catch_up_seconds:
-            costs.observe_catching_up(num_missed, output.catch_up_seconds[method])
+        # As long as nothing comes of it there may be more of them, if they are as good as free.
+        return math.inf if self._credit > _MOST_ALIKE * self._wanted_credit else -math.inf
 
     def _count_seconds(
         self,
@@ -217,3 +314,11 @@ class AdaptiveDrafts:
 def _num_missed(sequence: Sequence, history: SequenceHistory) -> int:
     """Tokens that the sequence has got since the method's last draft for it."""
     return len(sequence.token_ids) - history.num_known
+
+
+def _sums(some: tuple[float, ...], others: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple([a + b for a, b in zip(some, others, strict=True)])
+
+
+def _requests(step: ScheduledStep) -> list[DraftRequest | None]:
+    return [sequence.draft for sequence in step.sequences]

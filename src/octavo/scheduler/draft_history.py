@@ -46,16 +46,21 @@ class _UsualRatios:
     """
 
     def __init__(self, max_length: int, usual: float) -> None:
-        self.ratios = [usual] * max_length
+        self._ratios = [usual] * max_length
+        self._is_estimated = True
         self._usual = usual
         self._tries = [0.0] * max_length  # that succeeded at the place before
         self._successes = [0.0] * max_length
         self._weight = 1.0  # of the newest try
 
-    def record(self, tries: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """(how many places were tried, at which of them that succeeded) of each."""
+    def record(self, tries: Iterable[tuple[int, Sequence[int]]], count: int) -> None:
+        """(how many places were tried, at which of them that succeeded) of each; `count` times."""
+        self._is_estimated = False
         for num_places, succeeded in tries:
-            self._weight = weight = self._weight / _KEPT_BY_METHOD
+            weight = 0.0
+            for _ in range(count):
+                self._weight /= _KEPT_BY_METHOD
+                weight += self._weight
             self._tries[0] += weight
             for place in succeeded:
                 self._successes[place] += weight
@@ -65,11 +70,20 @@ class _UsualRatios:
             self._tries = [count / self._weight for count in self._tries]
             self._successes = [count / self._weight for count in self._successes]
             self._weight = 1.0
-        ratio, assumed = self._usual, _ASSUMED_WEIGHT * self._weight
-        for place, (count, of) in enumerate(zip(self._successes, self._tries, strict=True)):
-            # What isn't known of a place is as at the one before.
-            ratio = min(1.0, (count + assumed * ratio) / (of + assumed))
-            self.ratios[place] = ratio
+
+    @property
+    def ratios(self) -> list[float]:
+        if self._is_estimated:
+            return self._ratios
+        self._is_estimated = True
+        ratio, assumed, ratios = self._usual, _ASSUMED_WEIGHT * self._weight, self._ratios
+        for place, (successes, tries) in enumerate(zip(self._successes, self._tries, strict=True)):
+            if not tries:
+                # What isn't known of a place is as at the one before.
+                ratios[place:] = [ratio] * (len(ratios) - place)
+                break
+            ratios[place] = ratio = min(1.0, (successes + assumed * ratio) / (tries + assumed))
+        return ratios
 
 
 class _Shares:
@@ -77,31 +91,39 @@ class _Shares:
     share of tries that succeed there. Never rising; it ends where it is next to nothing.
     """
 
-    __slots__ = ("_successes", "_tries", "_usual", "_weight", "shares")
+    __slots__ = ("_is_estimated", "_shares", "_successes", "_tries", "_usual", "_weight")
 
     def __init__(self, usual: _UsualRatios) -> None:
         self._usual = usual
         self._tries = [0.0] * len(usual.ratios)
         self._successes = [0.0] * len(usual.ratios)
         self._weight = 1.0  # of the newest try
-        self._estimate()
+        self._shares: list[float] = []
+        self._is_estimated = False
 
-    def record(self, num_places: int, succeeded: Sequence[int]) -> None:
-        self._weight /= _KEPT_BY_SEQUENCE
+    def record(self, num_places: int, succeeded: Sequence[int], count: int) -> None:
+        self._is_estimated = False
+        weight = 0.0
+        for _ in range(count):
+            self._weight /= _KEPT_BY_SEQUENCE
+            weight += self._weight
         for place in range(num_places):
-            self._tries[place] += self._weight
+            self._tries[place] += weight
         for place in succeeded:
-            self._successes[place] += self._weight
+            self._successes[place] += weight
         if self._weight > _MAX_WEIGHT:
             self._tries = [count / self._weight for count in self._tries]
             self._successes = [count / self._weight for count in self._successes]
             self._weight = 1.0
-        self._estimate()
 
-    def _estimate(self) -> None:
+    @property
+    def shares(self) -> list[float]:
+        if self._is_estimated:
+            return self._shares
+        self._is_estimated = True
         usual_weight = _OTHERS_WEIGHT * self._weight
         share = 1.0
-        self.shares: list[float] = []
+        self._shares = []
         for ratio, tries, successes in zip(
             self._usual.ratios, self._tries, self._successes, strict=True
         ):
@@ -109,7 +131,8 @@ class _Shares:
             share = min(share, (successes + usual) / (tries + usual_weight))
             if share < _LEAST_SHARE:
                 break
-            self.shares.append(share)
+            self._shares.append(share)
+        return self._shares
 
 
 class MethodHistory:
@@ -119,10 +142,12 @@ class MethodHistory:
         self.reached = _UsualRatios(max_length, _USUAL_REACHED)
         self.accepted = _UsualRatios(max_length, _USUAL_ACCEPTED)
 
-    def record(self, outcomes: Sequence[Outcome]) -> None:
-        """What came of a step's drafts."""
-        self.reached.record((asked, range(tokens)) for asked, tokens, _ in outcomes)
-        self.accepted.record((tokens, places) for _, tokens, places in outcomes if tokens)
+    def record(self, outcomes: Sequence[Outcome], count: int = 1) -> None:
+        """What came of a step's drafts, `count` times."""
+        self.reached.record([(asked, range(tokens)) for asked, tokens, _ in outcomes], count)
+        accepted = [(tokens, places) for _, tokens, places in outcomes if tokens]
+        if accepted:
+            self.accepted.record(accepted, count)
 
 
 class SequenceHistory:
@@ -154,10 +179,11 @@ class SequenceHistory:
         """
         return self._accepted.shares
 
-    def record(self, outcome: Outcome) -> None:
-        self._reached.record(outcome.num_asked, range(outcome.num_tokens))
+    def record(self, outcome: Outcome, count: int = 1) -> None:
+        """What came of a draft, `count` times."""
+        self._reached.record(outcome.num_asked, range(outcome.num_tokens), count)
         if outcome.num_tokens:
-            self._accepted.record(outcome.num_tokens, outcome.accepted)
+            self._accepted.record(outcome.num_tokens, outcome.accepted, count)
 
 
 class SequenceDrafts:

@@ -13,7 +13,9 @@ from octavo.scheduler.sequence import Sequence
 
 
 class Drafting(Protocol):
-    """An object belongs to one scheduler, which tells it what happens."""
+    """An object belongs to one scheduler, which tells it what happens. It may keep the lists and
+    steps that it is given: nobody changes them.
+    """
 
     def choose(
         self, sequences: List[Sequence], limits: List[int], num_tokens: int, room: int

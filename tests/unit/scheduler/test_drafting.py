@@ -78,8 +78,8 @@ def test_where_no_length_pays_hardly_anything_is_lost(num_sequences: int, guesse
 
 def test_it_follows_the_text_within_a_few_steps() -> None:
     guesser = lookup(1.0, 0.97)
-    simulation = Simulation(adaptive(), [guesser]).run(100)
-    assert sum(simulation.lengths(20)) > 20 * 5
+    simulation = Simulation(adaptive(), [guesser]).run(300)
+    assert sum(simulation.lengths(200)) > 200 * 5
     guesser.accepts = (0.0,)
     simulation.run(12)
     assert sum(simulation.lengths(4)) <= 6
@@ -133,6 +133,17 @@ def test_a_wrong_calibration_is_corrected() -> None:
     simulation.run(2000)
     rate = (simulation.num_tokens - num_tokens) / (simulation.seconds - seconds)
     assert rate > 0.98 * 4 / step_seconds(4)
+
+
+def test_a_decision_stands_while_nothing_is_new() -> None:
+    """Alike steps in which nothing was guessed are learned from as one: the time between steps."""
+    simulation = Simulation(adaptive(), [lookup(0.0, 0.0)], 4).run(200)
+    requests = simulation.requests[-80:]
+    decisions = {id(of_step): of_step for of_step in requests}
+    assert len(decisions) <= 80 / 4
+    simulation.guessers[0].answers = 1.0
+    simulation.guessers[0].accepts = (0.97,)
+    assert max(simulation.run(40).lengths(40)) > 1
 
 
 def test_nothing_is_guessed_beside_a_prompt_that_fills_the_step() -> None:

@@ -61,7 +61,7 @@ def test_after_a_busy_time_drafts_are_made_for_sequences_that_start() -> None:
         num_drafted = 0
         for _ in range(num_steps):
             count = len(running)
-            requests = drafting.choose(running, [4] * count, count, 64)
+            requests = drafting.choose(list(running), [4] * count, count, 64)
             planned = [ScheduledSequence(i, 5, 1, (), True, r) for i, r in enumerate(requests)]
             of.begin(ScheduledStep(1, [], planned, [], count))
             if any(requests):
@@ -74,7 +74,7 @@ def test_after_a_busy_time_drafts_are_made_for_sequences_that_start() -> None:
             results = [SequenceOutput(0, (7,) * (n + 1), num_drafts=n) for n in lengths]
             seconds = 0.01 * max(1.0, (count + sum(lengths)) / 16)
             output = StepOutput(1, results, seconds, (1e-4 * any(lengths),), (0.0,))
-            drafting.update(ScheduledStep(1, [], planned, [], count), running, output)
+            drafting.update(ScheduledStep(1, [], planned, [], count), list(running), output)
             num_drafted += any(lengths)
         return num_drafted, of.exists
 
