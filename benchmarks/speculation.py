@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -49,6 +50,7 @@ IDLE = '{"method": "ngram", "adaptive": false, "prompt_lookup_min": 64, "prompt_
 """Hardly ever finds anything: its steps are those of no speculation, timed as those that verify."""
 Prompts = list[list[int]]
 Rows = list[list[str]]
+_Key = TypeVar("_Key")
 
 
 def main() -> None:
@@ -123,13 +125,12 @@ class Costs:
 
 @dataclass
 class Measured:
-    """One arm at one load: what it did in each round, and its texts of the first. whole_rates: all
-    tokens by all seconds, prompts and the end with fewer requests included.
+    """One arm at one load: what it did in each round. whole_rates: all tokens by all seconds,
+    prompts and the end with fewer requests included.
     """
 
     rounds: list[Counts] = field(default_factory=list)
     whole_rates: list[float] = field(default_factory=list)
-    texts: list[list[int]] = field(default_factory=list)
 
     @property
     def rates(self) -> list[float]:
@@ -142,6 +143,13 @@ class Measured:
     def costs(self, idle: Measured) -> list[Costs]:
         """By round, of one sequence at a time. idle: an arm that verified nothing."""
         return [Costs.of(*pair) for pair in zip(self.rounds, idle.rounds, strict=True)]
+
+
+Arms = defaultdict[str, Measured]
+
+
+def arms_by(keys: Iterable[_Key]) -> dict[_Key, Arms]:
+    return {key: defaultdict(Measured) for key in keys}
 
 
 class Bench:
@@ -194,20 +202,22 @@ class Bench:
         costs[0] += ["if all were accepted", "if drafts were free", "if verifying were free"]
         positions = []
         found: dict[str, Any] = {}
-        with self.engines({"off": "off", "idle": IDLE, "head": self.head_config}) as engines:
-            for temperature in (0.0, 0.7):
+        got = arms_by((0.0, 0.7))
+        for engines in self.engines({"off": "off", "idle": IDLE, "head": self.head_config}):
+            for temperature, arms in got.items():
                 sampling = SamplingParams(temperature=temperature, max_tokens=128)
-                arms = self.play(engines, self.questions, sampling, 1)
-                off, head = arms["off"], arms["head"]
-                speedup = spread(ratios(head.rates, off.rates))
-                rows.append([f"{temperature}", spread(off.rates), spread(head.rates), speedup])
-                each = head.costs(arms["idle"])
-                costs.append([f"{temperature}", f"{head.total.acceptance:.0%}"])
-                for figure in zip(*(cost.figures for cost in each), strict=True):
-                    costs[-1].append(f"{median(figure):.2f}")
-                shares = [f"{n / head.total.num_drafts:.0%}" for n in head.total.num_accepted]
-                positions.append(f"at {temperature}: {', '.join(shares)}")
-                found[f"{temperature}"] = as_json(arms)
+                self.play(engines, self.questions, sampling, 1, arms)
+        for temperature, arms in got.items():
+            off, head = arms["off"], arms["head"]
+            speedup = spread(ratios(head.rates, off.rates))
+            rows.append([f"{temperature}", spread(off.rates), spread(head.rates), speedup])
+            each = head.costs(arms["idle"])
+            costs.append([f"{temperature}", f"{head.total.acceptance:.0%}"])
+            for figure in zip(*(cost.figures for cost in each), strict=True):
+                costs[-1].append(f"{median(figure):.2f}")
+            shares = [f"{n / head.total.num_drafts:.0%}" for n in head.total.num_accepted]
+            positions.append(f"at {temperature}: {', '.join(shares)}")
+            found[f"{temperature}"] = as_json(arms)
         show("Questions, one at a time, with a head", rows)
         show("What limits it; seconds are in steps of no speculation", costs)
         print(f"drafts accepted as far as position 1, 2, ...: {'; '.join(positions)}")
@@ -220,29 +230,33 @@ class Bench:
             arms |= {"head": self.head_config, "ngram+head": json.dumps(both)}
         work = {"prose": (self.prose, 1.0), "chat": (self.questions, 0.7)}
         found: dict[str, Any] = {}
-        with self.engines(arms) as engines:
+        got = {name: arms_by(SIZES) for name in work}
+        for engines in self.engines(arms):
             for name, (prompts, temperature) in work.items():
                 sampling = SamplingParams(
                     temperature=temperature, seed=1, max_tokens=96, ignore_eos=True
                 )
-                rows = [["at once", "off, tokens/s", *list(arms)[1:], "accepted of guessed"]]
-                medians: dict[str, float] = {}
-                for size in SIZES:
-                    got = self.play(engines, repeated(prompts, max(size, 8)), sampling, size)
-                    off = got["off"].rates
-                    speedups = {arm: ratios(one.rates, off) for arm, one in got.items()}
-                    guesses = [
-                        f"{arm}: {sum(one.total.num_accepted)} of {one.total.num_draft_tokens}"
-                        for arm, one in got.items()
-                        if not arm.startswith("off")
-                    ]
-                    cells = [spread(speedups[arm]) for arm in list(arms)[1:]]
-                    rows.append([str(size), spread(off), *cells, "; ".join(guesses)])
-                    medians |= {f"{arm} at {size}": median(r) for arm, r in speedups.items()}
-                    found[f"{name} {size}"] = as_json(got)
-                show(f"{name.capitalize()}: adaptive speculation against none", rows)
-                ratio, where = min((m, w) for w, m in medians.items() if not w.startswith("off"))
-                print(f"the lowest: {ratio:.3f}, {where}")
+                for size, of_size in got[name].items():
+                    some = repeated(prompts, max(size, 8))
+                    self.play(engines, some, sampling, size, of_size)
+        for name, by_size in got.items():
+            rows = [["at once", "off, tokens/s", *list(arms)[1:], "accepted of guessed"]]
+            medians: dict[str, float] = {}
+            for size, of_size in by_size.items():
+                off = of_size["off"].rates
+                speedups = {arm: ratios(one.rates, off) for arm, one in of_size.items()}
+                guesses = [
+                    f"{arm}: {sum(one.total.num_accepted)} of {one.total.num_draft_tokens}"
+                    for arm, one in of_size.items()
+                    if not arm.startswith("off")
+                ]
+                cells = [spread(speedups[arm]) for arm in list(arms)[1:]]
+                rows.append([str(size), spread(off), *cells, "; ".join(guesses)])
+                medians |= {f"{arm} at {size}": median(r) for arm, r in speedups.items()}
+                found[f"{name} {size}"] = as_json(of_size)
+            show(f"{name.capitalize()}: adaptive speculation against none", rows)
+            ratio, where = min((m, w) for w, m in medians.items() if not w.startswith("off"))
+            print(f"the lowest: {ratio:.3f}, {where}")
         return found
 
     def batch(self) -> Any:
@@ -253,15 +267,17 @@ class Bench:
         found: dict[str, Any] = {}
         medians: dict[str, list[float]] = {arm: [] for arm in list(arms)[1:]}
         prompts = [task.token_ids for task in self.tasks]
-        with self.engines(arms) as engines:
-            for size in SIZES:
+        got = arms_by(SIZES)
+        for engines in self.engines(arms):
+            for size, of_size in got.items():
                 work = repeated(prompts, max(len(prompts), 2 * size))
-                got = self.play(engines, work, sampling, size)
-                off = got["off"].rates
-                for arm, values in medians.items():
-                    values.append(median(ratios(got[arm].rates, off)))
-                rows.append([str(size), spread(off), *(f"{m[-1]:.2f}" for m in medians.values())])
-                found[str(size)] = as_json(got)
+                self.play(engines, work, sampling, size, of_size)
+        for size, of_size in got.items():
+            off = of_size["off"].rates
+            for arm, values in medians.items():
+                values.append(median(ratios(of_size[arm].rates, off)))
+            rows.append([str(size), spread(off), *(f"{m[-1]:.2f}" for m in medians.values())])
+            found[str(size)] = as_json(of_size)
         show("Copying: speedup by guessed tokens and by requests at once", rows)
         if self.plot is not None:
             from speculation_plot import draw
@@ -276,8 +292,9 @@ class Bench:
         titles = ["guessed", "tokens a step", "by one rate", "draft", "verify"]
         rows = [[*titles, "speedup by theory", "measured", "measured / theory"]]
         found: dict[str, Any] = {}
-        with self.engines(arms) as engines:
-            got = self.play(engines, [task.token_ids for task in self.tasks], sampling, 1)
+        got: Arms = defaultdict(Measured)
+        for engines in self.engines(arms):
+            self.play(engines, [task.token_ids for task in self.tasks], sampling, 1, got)
         off, idle = got["off"], got["idle"]
         for length in LENGTHS:
             arm = got[str(length)]
@@ -292,17 +309,20 @@ class Bench:
         show("Copying, one at a time: measured speedup and arXiv 2211.17192, theorem 3.8", rows)
         return found | {"arms": as_json(got)}
 
-    @contextmanager
     def engines(self, arms: Mapping[str, str]) -> Iterator[dict[str, Engine]]:
-        """All are kept, so that they can take short turns; each has done something before."""
-        with ExitStack() as stack:
-            engines = {}
-            for name, speculation in arms.items():
-                engine = Engine(self.model, speculation, **self.settings)
-                stack.enter_context(closing(engine))
-                engine.play(self.questions[:2], SamplingParams(max_tokens=32, temperature=0), 1)
-                engines[name] = engine
-            yield engines
+        """Of each round, made anew for it: where its memory happens to lie makes an engine some
+        percent faster or slower than its like. All are kept for the round, so that they can take
+        short turns; each has done something before.
+        """
+        for number in range(self.rounds):
+            with ExitStack() as stack:
+                engines = {}
+                for name in in_turn(list(arms), number):
+                    engine = Engine(self.model, arms[name], **self.settings)
+                    stack.enter_context(closing(engine))
+                    engine.play(self.questions[:2], SamplingParams(max_tokens=32, temperature=0), 1)
+                    engines[name] = engine
+                yield {name: engines[name] for name in arms}
 
     def play(
         self,
@@ -310,32 +330,29 @@ class Bench:
         prompts: Prompts,
         sampling: SamplingParams,
         concurrency: int,
-    ) -> dict[str, Measured]:
-        """The arms take turns at a few prompts each. Raises SystemExit if texts differ between the
-        arms that should not.
+        measured: Arms,
+    ) -> None:
+        """One more round of `measured`: the arms take turns at a few prompts each. Raises
+        SystemExit if texts differ between the arms that should not.
         """
-        measured = {name: Measured() for name in engines}
         few = 1 if concurrency == 1 else max(4, 2 * concurrency)
-        turn = 0
-        for number in range(self.rounds):
-            counts = {name: Counts() for name in engines}
-            tokens, seconds = dict.fromkeys(engines, 0), dict.fromkeys(engines, 0.0)
-            for begin in range(0, len(prompts), few):
-                part = prompts[begin : begin + few]
-                for name in in_turn(list(engines), turn):
-                    played = engines[name].play(part, sampling, concurrency)
-                    counts[name] += played.decoding
-                    tokens[name] += sum(map(len, played.texts))
-                    seconds[name] += played.seconds
-                    if number == 0:
-                        measured[name].texts += played.texts
-                turn += 1
-            for name, one in counts.items():
-                measured[name].rounds.append(one)
-                measured[name].whole_rates.append(tokens[name] / seconds[name])
+        counts = {name: Counts() for name in engines}
+        tokens, seconds = dict.fromkeys(engines, 0), dict.fromkeys(engines, 0.0)
+        texts: dict[str, Prompts] = {name: [] for name in engines}
+        number = max((len(one.rounds) for one in measured.values()), default=0)
+        for turn, begin in enumerate(range(0, len(prompts), few), number):
+            part = prompts[begin : begin + few]
+            for name in in_turn(list(engines), turn):
+                played = engines[name].play(part, sampling, concurrency)
+                counts[name] += played.decoding
+                tokens[name] += sum(map(len, played.texts))
+                seconds[name] += played.seconds
+                texts[name] += played.texts
+        for name, one in counts.items():
+            measured[name].rounds.append(one)
+            measured[name].whole_rates.append(tokens[name] / seconds[name])
         if sampling.temperature == 0 or sampling.seed is not None:
-            check_equal({name: one.texts for name, one in measured.items()})
-        return measured
+            check_equal(texts)
 
 
 def check_equal(texts: Mapping[str, Prompts]) -> None:

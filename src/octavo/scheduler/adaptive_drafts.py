@@ -13,7 +13,7 @@ from octavo.scheduler.draft_choice import Best, Option, Outlook, best_drafts, ou
 from octavo.scheduler.draft_costs import DraftSeconds, StepSeconds
 from octavo.scheduler.draft_history import MethodHistory, Outcome, SequenceDrafts, SequenceHistory
 from octavo.scheduler.draft_totals import DraftCounter
-from octavo.scheduler.drafting import outcomes
+from octavo.scheduler.drafting import outcome_of, outcomes
 from octavo.scheduler.sequence import Sequence
 
 # Seconds that may be lost to learn something, as a share of all; those that have not been used are
@@ -28,9 +28,11 @@ _PROBE_LENGTH = 1
 _PLAIN_INTERVAL = 32
 _FIRST_PLAIN_INTERVAL = 8
 _CERTAIN_GAIN = 1.5
-# So many alike steps in which nothing was guessed are learned from as one, and what was decided for
-# the first of them stands: each of them says little, and this is work between two steps.
-_MOST_ALIKE = 8
+# What was decided for a step stands, while nothing is new, until so much is to be learned from:
+# each step says little, and this is work between two steps.
+_MOST_UNLEARNED = 8
+_QUIET = 1  # a step in which nothing was guessed
+_DRAFTED = 2
 # A text that was never seen to end is taken to go on for as long as it is, and for so many tokens
 # more: a drafter that has a long prompt to read first begins when that can be expected to pay.
 _LEAST_EXPECTED = 32
@@ -50,21 +52,23 @@ class _Decision(NamedTuple):
 
 
 @dataclass
-class _AlikeSteps:
-    """`count` steps of the same sequences and requests in which nothing was guessed, with their
-    seconds added up.
+class _Steps:
+    """A step that is to be learned from; or `count` steps of the same sequences and requests in
+    which nothing was guessed, with their seconds added up.
     """
 
     step: ScheduledStep
     sequences: List[Sequence]
     output: StepOutput
+    is_quiet: bool
     count: int = 1
 
     def add(self, step: ScheduledStep, sequences: List[Sequence], output: StepOutput) -> bool:
-        """Whether it is one more of them; it counts then."""
+        """Whether a quiet step is one more of them; it counts then."""
         first = self.step
         if (
-            step.num_tokens != first.num_tokens
+            not self.is_quiet
+            or step.num_tokens != first.num_tokens
             or sequences != self.sequences
             or _requests(step) != _requests(first)
         ):
@@ -103,15 +107,15 @@ class AdaptiveDrafts:
         self._credit = _FIRST_LEARNING_STEPS * self._step_seconds.at(1)
         self._wanted_credit = 0.0  # by a probe that is still to be made
         self._decision: _Decision | None = None  # that stands until something is new
-        self._alike: _AlikeSteps | None = None  # not learned from yet
+        self._unlearned: list[_Steps] = []
+        self._num_unlearned = 0
 
     def choose(
         self, sequences: List[Sequence], limits: List[int], num_tokens: int, room: int
     ) -> list[DraftRequest | None]:
         if (decision := self._standing(sequences, limits, num_tokens, room)) is not None:
             return decision.requests
-        self._learn_from_alike()
-        self._decision = None
+        self._learn()
         self._num_decisions += 1
         longest = max(self._max_lengths)
         room = min(room, sum([min(limit, longest) for limit in limits]))
@@ -139,22 +143,24 @@ class AdaptiveDrafts:
         return requests
 
     def update(self, step: ScheduledStep, sequences: List[Sequence], output: StepOutput) -> None:
-        is_quiet = True
-        for result in output.sequences:
-            if result.num_drafts or result.error is not None:
+        is_quiet, is_news = True, False
+        for planned, sequence, result in zip(
+            step.sequences, sequences, output.sequences, strict=True
+        ):
+            if result.error is not None:
+                is_quiet, is_news = False, True
+            elif result.num_drafts:
                 is_quiet = False
-                break
-        alike = self._alike
-        if is_quiet and alike is not None and alike.add(step, sequences, output):
-            if alike.count == _MOST_ALIKE:
-                self._learn_from_alike()
-            return
-        self._learn_from_alike()
-        if is_quiet:
-            self._alike = _AlikeSteps(step, sequences, output)
-        else:
-            self._decision = None
-            self._learn(step, sequences, output, 1)
+                if planned.draft is not None and sequence.drafts is not None:
+                    outcome = outcome_of(planned.draft, result)
+                    self._counters[planned.draft.method].count(sequence.drafts, outcome)
+                    is_news |= self._asked_too_little(planned.draft, outcome)
+        last = self._unlearned[-1] if self._unlearned else None
+        if last is None or not is_quiet or not last.add(step, sequences, output):
+            self._unlearned.append(_Steps(step, sequences, output, is_quiet))
+        self._num_unlearned += _QUIET if is_quiet else _DRAFTED
+        if is_news or self._num_unlearned >= _MOST_UNLEARNED:
+            self._learn()
 
     def totals(self) -> tuple[DraftTotals, ...]:
         return tuple([counter.totals() for counter in self._counters])
@@ -163,7 +169,7 @@ class AdaptiveDrafts:
         self, sequences: List[Sequence], limits: List[int], num_tokens: int, room: int
     ) -> _Decision | None:
         """The last decision, if it is right for this step, too."""
-        decision, alike = self._decision, self._alike
+        decision = self._decision
         if (
             decision is None
             or decision.num_tokens != num_tokens
@@ -172,7 +178,8 @@ class AdaptiveDrafts:
             or decision.longest > min(limits)
         ):
             return None
-        credit = self._credit + (_LEARNING_SHARE * alike.output.seconds if alike else 0.0)
+        seconds = sum([steps.output.seconds for steps in self._unlearned])
+        credit = self._credit + _LEARNING_SHARE * seconds
         return decision if credit < decision.credit else None
 
     def _options(self, sequence: Sequence, limit: int) -> list[Option]:
@@ -194,16 +201,20 @@ class AdaptiveDrafts:
 
     # --- what is learned ------------------------------------------------------------------------
 
-    def _learn_from_alike(self) -> None:
-        alike, self._alike = self._alike, None
-        if alike is not None:
-            self._decision = None
-            self._learn(alike.step, alike.sequences, alike.output, alike.count)
+    def _asked_too_little(self, request: DraftRequest, outcome: Outcome) -> bool:
+        """Whether a longer draft might have been right, too."""
+        return len(outcome.accepted) == request.length < self._max_lengths[request.method]
 
-    def _learn(
-        self, step: ScheduledStep, sequences: List[Sequence], output: StepOutput, count: int
-    ) -> None:
-        """From `count` steps whose seconds are added up; of one only if anything was guessed."""
+    def _learn(self) -> None:
+        """From all steps since the last time. Then there is something new to decide on."""
+        for steps in self._unlearned:
+            self._learn_from(steps)
+        self._unlearned.clear()
+        self._num_unlearned = 0
+        self._decision = None
+
+    def _learn_from(self, steps: _Steps) -> None:
+        step, sequences, output, count = steps.step, steps.sequences, steps.output, steps.count
         num_drafts = sum([result.num_drafts for result in output.sequences])
         self._num_drafted_steps = self._num_drafted_steps + 1 if num_drafts else 0
         if output.seconds:
@@ -222,7 +233,6 @@ class AdaptiveDrafts:
             if sequence.drafts is None:
                 continue
             by_method[method].append(outcome)
-            self._counters[method].count(sequence.drafts, outcome)
             history = sequence.drafts.histories[method]
             num_missed[method] += _num_missed(sequence, history)
             history.num_known = len(sequence.token_ids) + len(outcome.accepted)
@@ -291,7 +301,7 @@ class AdaptiveDrafts:
         break_even = min(1.0, best.rate * verifying / _PROBE_LENGTH)
         best.requests[index] = DraftRequest(method, _PROBE_LENGTH, break_even)
         # As long as nothing comes of it there may be more of them, if they are as good as free.
-        return math.inf if self._credit > _MOST_ALIKE * self._wanted_credit else -math.inf
+        return math.inf if self._credit > _MOST_UNLEARNED * self._wanted_credit else -math.inf
 
     def _count_seconds(
         self,

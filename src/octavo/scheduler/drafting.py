@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as List
 from typing import Protocol
 
-from octavo.core.step import DraftRequest, DraftTotals, ScheduledStep, StepOutput
+from octavo.core.step import DraftRequest, DraftTotals, ScheduledStep, SequenceOutput, StepOutput
 from octavo.scheduler.draft_history import Outcome, SequenceDrafts
 from octavo.scheduler.draft_totals import DraftCounter
 from octavo.scheduler.sequence import Sequence
@@ -71,10 +71,12 @@ def outcomes(
 ) -> Iterator[tuple[Sequence, int, Outcome]]:
     """Of each draft that was asked for: whose it is, its method, and what became of it."""
     for planned, sequence, result in zip(step.sequences, sequences, output.sequences, strict=True):
-        if planned.draft is None or result.error is not None:
-            continue
-        accepted: List[int] | None = result.accepted
-        if accepted is None:
-            accepted = range(len(result.token_ids) - 1)
-        outcome = Outcome(planned.draft.length, result.num_drafts, accepted)
-        yield sequence, planned.draft.method, outcome
+        if planned.draft is not None and result.error is None:
+            yield sequence, planned.draft.method, outcome_of(planned.draft, result)
+
+
+def outcome_of(request: DraftRequest, result: SequenceOutput) -> Outcome:
+    accepted: List[int] | None = result.accepted
+    if accepted is None:
+        accepted = range(len(result.token_ids) - 1)
+    return Outcome(request.length, result.num_drafts, accepted)

@@ -35,6 +35,7 @@ from octavo.speculative.head_checkpoint import (
     draft_token_ids,
     load_head,
 )
+from octavo.speculative.heads import head_name
 from octavo.speculative.host_rows import HostRows
 from octavo.speculative.proposer import Capabilities, DraftTask
 from octavo.speculative.registry import Options, Target, register
@@ -66,7 +67,7 @@ def build_eagle3(options: Options, target: Target) -> Eagle:
 
 
 def _build(method: str, options: Options, target: Target) -> Eagle:
-    name = options.required_text("model", "the folder or hub id of a trained head")
+    name = head_name(options, target)
     checkpoint = target.open_model(name)
     config = ModelConfig(checkpoint.config)
     token_ids = draft_token_ids(checkpoint, config, target)

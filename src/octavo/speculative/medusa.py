@@ -28,6 +28,7 @@ from octavo.speculative.head_checkpoint import (
     draft_token_ids,
     load_head,
 )
+from octavo.speculative.heads import head_name
 from octavo.speculative.host_rows import HostRows
 from octavo.speculative.medusa_heads import MedusaHeads
 from octavo.speculative.proposer import Capabilities, DraftTask
@@ -39,7 +40,7 @@ _WIDTH = 10
 
 @register("medusa")
 def build(options: Options, target: Target) -> Medusa:
-    name = options.required_text("model", "the folder or hub id of trained heads")
+    name = head_name(options, target)
     checkpoint = target.open_model(name)
     config = ModelConfig(checkpoint.config)
     token_ids = draft_token_ids(checkpoint, config, target)
