@@ -13,7 +13,7 @@ from octavo.scheduler.draft_choice import Best, Option, Outlook, best_drafts, ou
 from octavo.scheduler.draft_costs import DraftSeconds, StepSeconds
 from octavo.scheduler.draft_history import MethodHistory, Outcome, SequenceDrafts, SequenceHistory
 from octavo.scheduler.draft_totals import DraftCounter
-from octavo.scheduler.drafting import outcome_of, outcomes
+from octavo.scheduler.drafting import outcome_of
 from octavo.scheduler.sequence import Sequence
 
 # Seconds that may be lost to learn something, as a share of all; those that have not been used are
@@ -55,30 +55,35 @@ class _Decision(NamedTuple):
 class _Steps:
     """A step that is to be learned from; or `count` steps of the same sequences and requests in
     which nothing was guessed, with their seconds added up.
+
+    asked: whose drafts, by which method, and what became of them. num_missed: tokens that the
+    methods had to catch up on.
     """
 
     step: ScheduledStep
     sequences: List[Sequence]
     output: StepOutput
+    asked: list[tuple[SequenceHistory, int, Outcome]]
+    num_missed: list[int]
     is_quiet: bool
     count: int = 1
 
-    def add(self, step: ScheduledStep, sequences: List[Sequence], output: StepOutput) -> bool:
+    def add(self, other: _Steps) -> bool:
         """Whether a quiet step is one more of them; it counts then."""
-        first = self.step
         if (
             not self.is_quiet
-            or step.num_tokens != first.num_tokens
-            or sequences != self.sequences
-            or _requests(step) != _requests(first)
+            or other.step.num_tokens != self.step.num_tokens
+            or other.sequences != self.sequences
+            or _requests(other.step) != _requests(self.step)
         ):
             return False
-        total = self.output
+        total, output = self.output, other.output
         self.output = total._replace(
             seconds=total.seconds + output.seconds,
             draft_seconds=_sums(total.draft_seconds, output.draft_seconds),
             catch_up_seconds=_sums(total.catch_up_seconds, output.catch_up_seconds),
         )
+        self.num_missed = [a + b for a, b in zip(self.num_missed, other.num_missed, strict=True)]
         self.count += 1
         return True
 
@@ -144,20 +149,28 @@ class AdaptiveDrafts:
 
     def update(self, step: ScheduledStep, sequences: List[Sequence], output: StepOutput) -> None:
         is_quiet, is_news = True, False
+        asked = []
+        num_missed = [0] * len(self._methods)
         for planned, sequence, result in zip(
             step.sequences, sequences, output.sequences, strict=True
         ):
             if result.error is not None:
                 is_quiet, is_news = False, True
-            elif result.num_drafts:
+                continue
+            if planned.draft is None or sequence.drafts is None:
+                continue
+            method, outcome = planned.draft.method, outcome_of(planned.draft, result)
+            history = sequence.drafts.histories[method]
+            num_missed[method] += _num_missed(sequence, history)
+            history.num_known = len(sequence.token_ids) + len(outcome.accepted)
+            asked.append((history, method, outcome))
+            if outcome.num_tokens:
                 is_quiet = False
-                if planned.draft is not None and sequence.drafts is not None:
-                    outcome = outcome_of(planned.draft, result)
-                    self._counters[planned.draft.method].count(sequence.drafts, outcome)
-                    is_news |= self._asked_too_little(planned.draft, outcome)
-        last = self._unlearned[-1] if self._unlearned else None
-        if last is None or not is_quiet or not last.add(step, sequences, output):
-            self._unlearned.append(_Steps(step, sequences, output, is_quiet))
+                self._counters[method].count(sequence.drafts, outcome)
+                is_news |= self._asked_too_little(method, outcome)
+        steps = _Steps(step, sequences, output, asked, num_missed, is_quiet)
+        if not (is_quiet and self._unlearned and self._unlearned[-1].add(steps)):
+            self._unlearned.append(steps)
         self._num_unlearned += _QUIET if is_quiet else _DRAFTED
         if is_news or self._num_unlearned >= _MOST_UNLEARNED:
             self._learn()
@@ -201,9 +214,9 @@ class AdaptiveDrafts:
 
     # --- what is learned ------------------------------------------------------------------------
 
-    def _asked_too_little(self, request: DraftRequest, outcome: Outcome) -> bool:
+    def _asked_too_little(self, method: int, outcome: Outcome) -> bool:
         """Whether a longer draft might have been right, too."""
-        return len(outcome.accepted) == request.length < self._max_lengths[request.method]
+        return len(outcome.accepted) == outcome.num_asked < self._max_lengths[method]
 
     def _learn(self) -> None:
         """From all steps since the last time. Then there is something new to decide on."""
@@ -214,7 +227,7 @@ class AdaptiveDrafts:
         self._decision = None
 
     def _learn_from(self, steps: _Steps) -> None:
-        step, sequences, output, count = steps.step, steps.sequences, steps.output, steps.count
+        step, output, count = steps.step, steps.output, steps.count
         num_drafts = sum([result.num_drafts for result in output.sequences])
         self._num_drafted_steps = self._num_drafted_steps + 1 if num_drafts else 0
         if output.seconds:
@@ -228,14 +241,8 @@ class AdaptiveDrafts:
         credit = self._credit + _LEARNING_SHARE * output.seconds
         self._credit = min(credit, max(self._credit, plain_seconds, self._wanted_credit))
         by_method: list[list[Outcome]] = [[] for _ in self._methods]
-        num_missed = [0] * len(self._methods)
-        for sequence, method, outcome in outcomes(step, sequences, output):
-            if sequence.drafts is None:
-                continue
+        for history, method, outcome in steps.asked:
             by_method[method].append(outcome)
-            history = sequence.drafts.histories[method]
-            num_missed[method] += _num_missed(sequence, history)
-            history.num_known = len(sequence.token_ids) + len(outcome.accepted)
             history.record(outcome, count)
             if history.is_probe:
                 num_tokens = outcome.num_tokens
@@ -252,7 +259,7 @@ class AdaptiveDrafts:
                 lengths = [outcome.num_tokens for outcome in of_method]
                 costs.observe(step.num_tokens, lengths, output.draft_seconds[method] / count)
             if output.catch_up_seconds:
-                costs.observe_catching_up(num_missed[method], output.catch_up_seconds[method])
+                costs.observe_catching_up(steps.num_missed[method], output.catch_up_seconds[method])
             self._count_seconds(output, method, of_method, token_seconds, row_seconds)
 
     def _is_plain_step_due(self, gain: float, ahead: Outlook) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as List
 from typing import Protocol
 
@@ -57,25 +56,20 @@ class FixedDrafts:
         return requests
 
     def update(self, step: ScheduledStep, sequences: List[Sequence], output: StepOutput) -> None:
-        for sequence, _, outcome in outcomes(step, sequences, output):
-            if sequence.drafts is None:
-                sequence.drafts = SequenceDrafts()
-            self._counter.count(sequence.drafts, outcome)
+        for planned, sequence, result in zip(
+            step.sequences, sequences, output.sequences, strict=True
+        ):
+            if planned.draft is not None and result.error is None:
+                if sequence.drafts is None:
+                    sequence.drafts = SequenceDrafts()
+                self._counter.count(sequence.drafts, outcome_of(planned.draft, result))
 
     def totals(self) -> tuple[DraftTotals, ...]:
         return (self._counter.totals(),)
 
 
-def outcomes(
-    step: ScheduledStep, sequences: List[Sequence], output: StepOutput
-) -> Iterator[tuple[Sequence, int, Outcome]]:
-    """Of each draft that was asked for: whose it is, its method, and what became of it."""
-    for planned, sequence, result in zip(step.sequences, sequences, output.sequences, strict=True):
-        if planned.draft is not None and result.error is None:
-            yield sequence, planned.draft.method, outcome_of(planned.draft, result)
-
-
 def outcome_of(request: DraftRequest, result: SequenceOutput) -> Outcome:
+    """What became of a draft that was asked for, in a step without an error."""
     accepted: List[int] | None = result.accepted
     if accepted is None:
         accepted = range(len(result.token_ids) - 1)
