@@ -24,9 +24,8 @@ from octavo.ops.backend import Backend
 from octavo.ops.batch import KVLayer
 from octavo.runner.slots import Slots
 from octavo.runner.speculation import ComputedStep, Draft
-from octavo.sampling.sampler import Sampler
 from octavo.speculative.demand import Demand
-from octavo.speculative.draft_growth import Chain, Tree
+from octavo.speculative.draft_growth import Tree
 from octavo.speculative.eagle_head import Eagle1Head, Eagle3Head, EagleHead
 from octavo.speculative.features import FeatureBlocks, Unread
 from octavo.speculative.head_checkpoint import (
@@ -90,7 +89,6 @@ def _build(method: str, options: Options, target: Target) -> Eagle:
         method,
         head,
         target.backend,
-        target.sampler,
         vocab_size=target.vocab_size,
         token_ids=token_ids,
     )
@@ -110,15 +108,16 @@ class Eagle:
     until the head is to draft, see `FeatureBlocks`. While it is not asked to, see `Demand`, nothing
     waits: it then drafts for the sequences that start when it is asked again.
 
-    It goes on from its likeliest tokens, one after another. Where tokens are chosen and not drawn,
-    the others that were likely beside them cost nothing more to guess: the draft is then the
-    likeliest part of this tree, by the product of probabilities along a path, as in EAGLE-2 (arXiv
-    2406.16858, section 4.2), which has several paths go on.
+    It goes on from its likeliest tokens, one after another. The others that were likely beside them
+    cost nothing more to guess: the draft is the likeliest part of this tree, by the product of
+    probabilities along a path, as in EAGLE-2 (arXiv 2406.16858, section 4.2), which has several
+    paths go on. Guesses are chosen whatever the temperature: where they were drawn, a draft could
+    have no siblings, and weighing whole distributions took longer than the head itself
+    (docs/log.md).
     """
 
     capabilities = Capabilities(
         needs_hidden_states=True,
-        gives_probabilities=True,
         makes_trees=True,
         knows_confidence=True,
     )
@@ -128,7 +127,6 @@ class Eagle:
         method: str,
         head: EagleHead,
         backend: Backend,
-        sampler: Sampler,
         *,
         vocab_size: int,
         token_ids: np.ndarray | None = None,
@@ -141,11 +139,9 @@ class Eagle:
         self.taps = head.taps
         self._head = head
         self._backend = backend
-        self._sampler = sampler
         self._vocab_size = vocab_size
         self._token_ids = token_ids
         self._host_rows = HostRows(backend)
-        self._take_rows = backend.compile(take_rows)
         self._demand = Demand()
         self._read = backend.compile(head.first)
         self._first = backend.compile(self._read_and_guess)
@@ -229,8 +225,8 @@ class Eagle:
         grown = self._grow(
             [tasks[index] for index in indices], slots, self._backend.to_host(own), logits
         )
-        for index, growth in zip(indices, grown, strict=True):
-            drafts[index] = growth.draft()
+        for index, tree in zip(indices, grown, strict=True):
+            drafts[index] = tree.draft()
         return drafts
 
     # --- reading ------------------------------------------------------------------------------
@@ -298,14 +294,14 @@ class Eagle:
 
     def _grow(
         self, tasks: Sequence[DraftTask], slots: np.ndarray, own: np.ndarray, logits: Array
-    ) -> list[Chain | Tree]:
+    ) -> list[Tree]:
         """Drafts from what is behind the last computed tokens. own (R, D), logits (R, K).
 
         Between two steps there is as little Python as can be: a step of a small head takes about as
         long as fifty numpy calls.
         """
         of = self._slots
-        lengths, is_drawn = of.lengths[slots], self._sampler.draws(slots)
+        lengths = of.lengths[slots]
         longest = max(task.request.length for task in tasks)
         # By depth: where the row lies whose token is the last of so many. Those of a draft that is
         # shorter than the longest are not looked at from some depth on, and may be beyond all ends.
@@ -314,20 +310,16 @@ class Eagle:
         kv_slots = of.kv_slots[slots, positions]
         context_lens = (positions + 1).astype(np.int32)
         tables = of.block_tables[slots, : -(-int(context_lens.max()) // of.block_size)]
-        grown: list[Chain | Tree] = [
-            (Chain if drawn else Tree)(task.request.length, task.request.min_probability)
-            for task, drawn in zip(tasks, is_drawn.tolist(), strict=True)
-        ]
+        grown = [Tree(task.request.length, task.request.min_probability) for task in tasks]
         growing, depth = grown, 0
         while True:
-            token_ids, goes_on = self._guess(growing, logits, slots, is_drawn, depth)
+            token_ids, goes_on = self._guess(growing, logits)
             depth += 1
             if not all(goes_on):
-                growing = [growth for growth, on in zip(growing, goes_on, strict=True) if on]
+                growing = [tree for tree, on in zip(growing, goes_on, strict=True) if on]
                 if not growing:
                     return grown
-                token_ids, slots, lengths = token_ids[goes_on], slots[goes_on], lengths[goes_on]
-                is_drawn, tables, own = is_drawn[goes_on], tables[goes_on], own[goes_on]
+                token_ids, tables, own = token_ids[goes_on], tables[goes_on], own[goes_on]
                 positions, kv_slots, context_lens = (
                     array.compress(goes_on, axis=1)  # whose rows are dense, other than [:, goes_on]
                     for array in (positions, kv_slots, context_lens)
@@ -345,58 +337,17 @@ class Eagle:
             )
             own = self._backend.to_host(given)
 
-    def _guess(
-        self,
-        growing: Sequence[Chain | Tree],
-        logits: Array,
-        slots: np.ndarray,
-        is_drawn: np.ndarray,
-        depth: int,
-    ) -> tuple[np.ndarray, list[bool]]:
-        """Let drafts grow by what logits (R, K) say of the tokens behind `depth` guessed ones.
-        Those (R,) int64 that they go on from, and whether they do.
+    def _guess(self, growing: Sequence[Tree], logits: Array) -> tuple[np.ndarray, list[bool]]:
+        """Let drafts grow by what logits (R, K) say of the tokens behind their ends. Those (R,)
+        int64 that they go on from, and whether they do.
         """
-        goes_on = [False] * len(growing)
-        token_ids = np.zeros(len(growing), np.int64)
-        chosen, drawn = np.flatnonzero(~is_drawn), np.flatnonzero(is_drawn)
-        if len(chosen):
-            width = min(_WIDTH, logits.shape[1])
-            nothing = np.zeros(len(chosen), np.int64)
-            _, _, ids, values = log_probabilities(self._rows_of(logits, chosen), nothing, width)
-            if self._token_ids is not None:
-                ids = self._token_ids[ids]
-            token_ids[chosen] = ids[:, 0]
-            for row, of_row, row_values in zip(
-                chosen.tolist(), ids.tolist(), values.tolist(), strict=True
-            ):
-                if isinstance(tree := growing[row], Tree):
-                    goes_on[row] = tree.grow(of_row, row_values)
-        if len(drawn):
-            of = slots[drawn]
-            positions = self._slots.lengths[of] + depth
-            drafted = self._sampler.draft(self._rows_of(logits, drawn), of, positions, depth=depth)
-            for place, probabilities in drafted.probabilities.items():
-                row, token = int(drawn[place]), int(drafted.token_ids[place])
-                if self._token_ids is not None:
-                    token = int(self._token_ids[token])
-                token_ids[row] = token
-                if isinstance(chain := growing[row], Chain):
-                    confidence = float(drafted.confidences[place])
-                    goes_on[row] = chain.grow(token, confidence, self._of_all(probabilities))
-        return token_ids, goes_on
-
-    def _rows_of(self, logits: Array, rows: np.ndarray) -> Array:
-        if len(rows) == logits.shape[0]:
-            return logits
-        return self._take_rows(logits, self._backend.from_host(rows))
-
-    def _of_all(self, probabilities: np.ndarray) -> np.ndarray:
-        """(V,) by token, from what the sampler makes of the head's logits."""
-        if self._token_ids is None:
-            return probabilities
-        spread = np.zeros_like(probabilities)
-        spread[self._token_ids] = probabilities[: len(self._token_ids)]
-        return spread
+        nothing = np.zeros(len(growing), np.int64)
+        width = min(_WIDTH, logits.shape[1])
+        _, _, token_ids, values = log_probabilities(logits, nothing, width)
+        if self._token_ids is not None:
+            token_ids = self._token_ids[token_ids]
+        rows = zip(growing, token_ids.tolist(), values.tolist(), strict=True)
+        return token_ids[:, 0].copy(), [tree.grow(*row) for tree, *row in rows]
 
     def _single_rows(self, count: int) -> np.ndarray:
         if count not in self._query_starts:
