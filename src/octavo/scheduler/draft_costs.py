@@ -16,6 +16,9 @@ _COMMON_GAIN = 0.25
 # curve hardly changes. More at first, like a mean that begins with so many steps as calibrated.
 _LOCAL_GAIN = 0.05
 _CALIBRATED_WEIGHT = 5
+# Places that were seen less often follow one by this share, and those beside them by its square and
+# so on: else what is seen often would seem cheaper or dearer than what might be tried instead.
+_NEIGHBOURS_SHARE = 0.7
 # An error (a logarithm) counts for no more than this, since steps that were interrupted take many
 # times as long and say nothing; but for twice as much each time that more than two in a row, at one
 # place, are larger and the same way; and for more where few steps were observed.
@@ -24,7 +27,12 @@ _MOST_DOUBLINGS = 4
 _EARLY_BOUND = 0.4
 _FAMILIAR = 5
 
+_LEAST_CHANGE = 1e-3
+
 _DRAFT_GAIN = 0.2
+# What drafts of always the same length take can't be divided. Then it is rather for beginning than
+# for their length, so that longer ones are tried, which tells.
+_LENGTH_GAIN = 0.1
 # An error counts for no more than this many times what was expected: one outlier is soon forgotten.
 _MAX_DRAFT_ERROR = 4.0
 _FEWEST_MISSED = 16
@@ -92,9 +100,17 @@ class StepSeconds:
         self._num_observed[nearest] += 1
         gain = max(_LOCAL_GAIN, 1 / (self._num_observed[nearest] + _CALIBRATED_WEIGHT))
         gain *= error - self._drift
-        table = self._seconds
+        table, seen = self._seconds, self._num_observed
         table[place] *= math.exp((1 - share) * gain)
         table[place + 1] *= math.exp(share * gain)
+        for others in (range(place + 2, len(table)), range(place - 1, -1, -1)):
+            following = gain
+            for other in others:
+                following *= _NEIGHBOURS_SHARE
+                if abs(following) < _LEAST_CHANGE:
+                    break
+                if seen[other] < seen[nearest]:
+                    table[other] *= math.exp(following)
         # It stays rising, and what was just measured is right.
         index = nearest + 1
         while index < len(table) and table[index] < table[index - 1]:
@@ -165,10 +181,10 @@ class DraftSeconds:
             self.of_guessing(num_sequences, depth, num_tokens),
             self._guessing_count,
         )
-        error /= num_sequences**2 + depth**2 + num_tokens**2
+        error /= num_sequences**2 + _LENGTH_GAIN * (depth**2 + num_tokens**2)
         self.per_sequence = max(0.0, self.per_sequence + error * num_sequences)
-        self.per_depth = max(0.0, self.per_depth + error * depth)
-        self.per_token = max(0.0, self.per_token + error * num_tokens)
+        self.per_depth = max(0.0, self.per_depth + _LENGTH_GAIN * error * depth)
+        self.per_token = max(0.0, self.per_token + _LENGTH_GAIN * error * num_tokens)
 
     def observe_catching_up(self, num_missed: int, seconds: float) -> None:
         """That many tokens of the sequences that drafts were asked for had been missed."""

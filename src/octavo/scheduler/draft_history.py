@@ -20,7 +20,7 @@ _USUAL_ACCEPTED = 0.7
 # For how many drafts that counts; and for how many of its own drafts the method's others count in
 # a sequence's shares.
 _ASSUMED_WEIGHT = 2.0
-_OTHERS_WEIGHT = 1.0
+_OTHERS_WEIGHT = 2.0
 # What a draft counts for when another one has followed: in a method's shares, which change with the
 # work that comes in, and in a sequence's, which change with its text (five drafts later it counts
 # for a quarter).
