@@ -171,7 +171,7 @@ class Eagle:
         seen = [
             (slot, start, rows)
             for (slot, start, *_), rows in zip(step.step.sequences, step.kept, strict=True)
-            if slot in new or self._features.unread(slot, start) is not None
+            if slot in new or self._features.follows(slot, start)
         ]
         if not seen:
             return

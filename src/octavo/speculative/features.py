@@ -65,6 +65,8 @@ class FeatureBlocks:
         self._blocks: dict[int, _Block] = {}
         self._bytes: dict[int, int] = {}  # of the blocks that have features, last changed last
         self._num_read = [0] * len(slots.lengths)  # by slot; others may have read more since
+        # By slot: where what was added last ended, if nothing before it was dropped since.
+        self._added_ends = [-1] * len(slots.lengths)
 
     def begin(self, step: ScheduledStep) -> None:
         """Follow what the step does to blocks; `slots` has it done already."""
@@ -76,6 +78,7 @@ class FeatureBlocks:
             self._put(target, _Block(num_read, num_unread, list(source.take(num_unread))))
         for binding in step.bindings:
             self._num_read[binding.slot] = 0
+            self._added_ends[binding.slot] = -1
         for block in fresh:
             self._put(block, _Block())
 
@@ -84,7 +87,7 @@ class FeatureBlocks:
 
         Those that follow a gap are not: the head reads tokens in order.
         """
-        if self.unread(slot, start) is None:
+        if not self.follows(slot, start):
             return
         size, end = self._slots.block_size, start + len(features)
         table = self._slots.block_tables[slot]
@@ -96,10 +99,20 @@ class FeatureBlocks:
             block = self._blocks.get(block_id, _Block())
             if offset == block.num_read + block.num_unread:  # else one that shares it was before
                 # A view would keep the whole step's features as long as this block's.
-                block.features.append(features[at - start : stop - start].copy())
+                part = features[at - start : stop - start].copy()
+                block.features.append(part)
                 block.num_unread += stop - at
-                self._put(block_id, block)
+                self._blocks[block_id] = block
+                self._bytes[block_id] = self._bytes.pop(block_id, 0) + part.nbytes
+                self.num_bytes += part.nbytes
             at = stop
+        self._added_ends[slot] = end
+
+    def follows(self, slot: int, start: int) -> bool:
+        """Whether features of tokens from `start` on would follow what is known of the slot's
+        sequence without a gap.
+        """
+        return self._added_ends[slot] == start or self.unread(slot, start) is not None
 
     def unread(self, slot: int, end: int) -> Unread | None:
         """All that the head has to read to know the first `end` tokens of the slot's sequence,
@@ -146,6 +159,7 @@ class FeatureBlocks:
         others, and rather those of blocks that changed later.
         """
         size = self._slots.block_size
+        self._added_ends = [-1] * len(self._added_ends)
         used: set[int] = set()
         for slot in slots:
             unread = slice(self._num_read[slot] // size, self._slots.num_blocks[slot])
