@@ -17,9 +17,9 @@ from octavo.scheduler.drafting import outcome_of
 from octavo.scheduler.sequence import Sequence
 
 # Seconds that may be lost to learn something, as a share of all; those that have not been used are
-# kept up to one step's, and at first there are five steps'.
-_LEARNING_SHARE = 0.01
-_FIRST_LEARNING_STEPS = 5
+# kept up to one step's, and at first there are three steps'.
+_LEARNING_SHARE = 0.005
+_FIRST_LEARNING_STEPS = 3
 # Tokens of a draft that is made to learn whether drafts pay again: what the first one tells is the
 # cheapest.
 _PROBE_LENGTH = 1
@@ -93,7 +93,7 @@ class AdaptiveDrafts:
     guesses are accepted, what guessing takes, and what each number of rows takes.
 
     Where that is none, a short draft is made now and then to learn whether that is still so, and
-    where it is always some, a step without drafts, for no more than a hundredth of the time.
+    where it is always some, a step without drafts, for no more than half a hundredth of the time.
 
     Knows no clock and no randomness: the same calls make the same decisions.
     """

@@ -7,7 +7,7 @@ from octavo.core.step import ScheduledStep
 _MOST_UNASKED = 256
 """Steps that could have had a draft, after which there is no demand if none was asked for. Where
 drafts could pay at all, the scheduler asks more often, if only to learn whether they do: that costs
-about a step, for which it lets a hundredth of the time be used.
+about a step, for which it lets half a hundredth of the time be used.
 """
 
 
