@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypeVar
@@ -48,6 +48,7 @@ LENGTHS = range(1, 9)
 SIZES = (1, 2, 4, 8, 16, 32)
 IDLE = '{"method": "ngram", "adaptive": false, "prompt_lookup_min": 64, "prompt_lookup_max": 64}'
 """Hardly ever finds anything: its steps are those of no speculation, timed as those that verify."""
+STEPS_IN_TURN = 4
 Prompts = list[list[int]]
 Rows = list[list[str]]
 _Key = TypeVar("_Key")
@@ -332,27 +333,26 @@ class Bench:
         concurrency: int,
         measured: Arms,
     ) -> None:
-        """One more round of `measured`: the arms take turns at a few prompts each. Raises
-        SystemExit if texts differ between the arms that should not.
+        """One more round of `measured`: the arms take turns at a few steps each, since a machine
+        that others share has another speed every second. Raises SystemExit if texts differ between
+        the arms that should not.
         """
-        few = 1 if concurrency == 1 else max(4, 2 * concurrency)
-        counts = {name: Counts() for name in engines}
-        tokens, seconds = dict.fromkeys(engines, 0), dict.fromkeys(engines, 0.0)
-        texts: dict[str, Prompts] = {name: [] for name in engines}
-        number = max((len(one.rounds) for one in measured.values()), default=0)
-        for turn, begin in enumerate(range(0, len(prompts), few), number):
-            part = prompts[begin : begin + few]
-            for name in in_turn(list(engines), turn):
-                played = engines[name].play(part, sampling, concurrency)
-                counts[name] += played.decoding
-                tokens[name] += sum(map(len, played.texts))
-                seconds[name] += played.seconds
-                texts[name] += played.texts
-        for name, one in counts.items():
-            measured[name].rounds.append(one)
-            measured[name].whole_rates.append(tokens[name] / seconds[name])
+        plays = {name: engines[name].start(prompts, sampling, concurrency) for name in engines}
+        for turn in count():
+            working = [name for name in in_turn(list(plays), turn) if plays[name].has_work]
+            if not working:
+                break
+            for name in working:
+                for _ in range(STEPS_IN_TURN):
+                    if plays[name].has_work:
+                        plays[name].step()
+        played = {name: play.played for name, play in plays.items()}
+        for name, one in played.items():
+            num_tokens = sum(map(len, one.texts))
+            measured[name].rounds.append(one.decoding)
+            measured[name].whole_rates.append(num_tokens / one.seconds)
         if sampling.temperature == 0 or sampling.seed is not None:
-            check_equal(texts)
+            check_equal({name: one.texts for name, one in played.items()})
 
 
 def check_equal(texts: Mapping[str, Prompts]) -> None:

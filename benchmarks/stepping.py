@@ -90,9 +90,7 @@ class Counts:
 
 @dataclass
 class Played:
-    """texts: the token ids that came, by prompt. seconds: from the first prompt to the last of
-    them.
-    """
+    """texts: the token ids that came, by prompt. seconds: of all steps."""
 
     texts: list[list[int]]
     decoding: Counts = field(default_factory=Counts)
@@ -108,47 +106,73 @@ class Engine:
         )
         checkpoint = assembly.open_model(config.model)
         text = assembly.load_text(config.model, checkpoint)
-        self._outputs = _Outputs()
-        self._loop, facts = assembly.build_engine(
+        self.outputs = _Outputs()
+        self.loop, facts = assembly.build_engine(
             config,
             assembly.vocab_size(checkpoint, text),
             checkpoint=checkpoint,
-            probe=self._outputs,
+            probe=self.outputs,
         )
-        self._served = assembly.served_model(config.model, checkpoint, text, facts)
+        self.served = assembly.served_model(config.model, checkpoint, text, facts)
 
     def play(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, concurrency: int
     ) -> Played:
         """Continue the prompts, `concurrency` at a time: when one ends, the next one starts."""
-        waiting = deque(enumerate(prompts))
-        has_token: dict[int, bool] = {}  # of the prompts at work
+        play = self.start(prompts, sampling, concurrency)
+        while play.has_work:
+            play.step()
+        return play.played
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, concurrency: int
+    ) -> Play:
+        """The same, step by step, so that engines can take turns at it."""
         played = Played([[] for _ in prompts])
-        began = monotonic()
-        while waiting or has_token:
-            while waiting and len(has_token) < concurrency:
-                number, token_ids = waiting.popleft()
-                self._loop.add(self._served.request(str(number), token_ids, sampling))
-                has_token[number] = False
-            only_decodes = len(has_token) == concurrency and all(has_token.values())
-            start = monotonic()
-            deltas = self._loop.step()
-            seconds = monotonic() - start
-            for delta in deltas:
-                if delta.error is not None:
-                    raise SystemExit(f"a request failed: {delta.error}")
-                number = int(delta.request_id)
-                played.texts[number] += delta.token_ids
-                has_token[number] = True
-                if delta.finish_reason is not None:
-                    del has_token[number]
-            if only_decodes:
-                played.decoding.count(self._outputs.last, seconds)
-        played.seconds = monotonic() - began
-        return played
+        return Play(self, deque(enumerate(prompts)), sampling, concurrency, played)
 
     def close(self) -> None:
-        self._loop.close()
+        self.loop.close()
+
+
+@dataclass
+class Play:
+    """Prompts that an engine continues. has_token: of those at work, by number."""
+
+    engine: Engine
+    waiting: deque[tuple[int, Sequence[int]]]
+    sampling: SamplingParams
+    concurrency: int
+    played: Played
+    has_token: dict[int, bool] = field(default_factory=dict)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.has_token)
+
+    def step(self) -> None:
+        """Raises SystemExit if a request fails."""
+        engine, played, has_token = self.engine, self.played, self.has_token
+        began = monotonic()
+        while self.waiting and len(has_token) < self.concurrency:
+            number, token_ids = self.waiting.popleft()
+            engine.loop.add(engine.served.request(str(number), token_ids, self.sampling))
+            has_token[number] = False
+        only_decodes = len(has_token) == self.concurrency and all(has_token.values())
+        start = monotonic()
+        deltas = engine.loop.step()
+        end = monotonic()
+        for delta in deltas:
+            if delta.error is not None:
+                raise SystemExit(f"a request failed: {delta.error}")
+            number = int(delta.request_id)
+            played.texts[number] += delta.token_ids
+            has_token[number] = True
+            if delta.finish_reason is not None:
+                del has_token[number]
+        if only_decodes:
+            played.decoding.count(engine.outputs.last, end - start)
+        played.seconds += end - began
 
 
 class _Outputs:
