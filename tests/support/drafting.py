@@ -167,17 +167,18 @@ class DraftDrive:
         rows = self.backend.from_host(np.arange(len(batch.token_ids)))
         logits = self.backend.to_host(self._logits(hidden, rows))[:, : self.vocab_size]
         best = logits.argmax(1).tolist()
-        kept = []
-        for sequence, guessed, row in zip(
-            step.sequences, drafted, batch.query_starts.tolist(), strict=False
+        accepted: dict[int, range] = {}
+        for index, (sequence, guessed, row) in enumerate(
+            zip(step.sequences, drafted, batch.query_starts.tolist(), strict=False)
         ):
             last = row + sequence.num_tokens - 1
             num_accepted = 0
             while num_accepted < len(guessed) and guessed[num_accepted] == best[last]:
                 last, num_accepted = last + 1, num_accepted + 1
-            kept.append(np.arange(row, last + 1))
+            if guessed:
+                accepted[index] = range(num_accepted)
             self.num_computed[sequence.slot] += last + 1 - row
             if sequence.samples:
                 for token in [*guessed[:num_accepted], best[last]]:
                     self.slots.append_tokens(np.array([sequence.slot]), np.array([token]))
-        self.proposer.observe(ComputedStep(step, batch, hidden, tuple(taps), kept))
+        self.proposer.observe(ComputedStep(step, batch, hidden, tuple(taps), accepted))

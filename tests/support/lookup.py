@@ -42,7 +42,7 @@ class LookupBench:
         step = ScheduledStep(0, [], [sequence], [], 1)
         nothing = np.zeros(0, np.int64)
         host = HostBatch(nothing, nothing, nothing, nothing, nothing, nothing, nothing)
-        self.proposer.observe(ComputedStep(step, host, np.zeros((0, 1)), (), [nothing]))
+        self.proposer.observe(ComputedStep(step, host, np.zeros((0, 1)), (), {}))
 
     def draft(self, length: int, min_probability: float = 0.0, *, slot: int = 0) -> list[int]:
         request = DraftRequest(0, length, min_probability)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -99,8 +98,8 @@ class ModelRunner:
         if self._speculation is None:
             return StepOutput(step.step_id, outputs)
         seconds = self._clock() - began
-        kept = _kept_rows(batch, verified)
-        self._speculation.observe(ComputedStep(step, batch.host, hidden, tuple(taps), kept))
+        accepted = {index: one.accepted for index, one in verified.items()}
+        self._speculation.observe(ComputedStep(step, batch.host, hidden, tuple(taps), accepted))
         return StepOutput(step.step_id, outputs, seconds, *self._speculation.take_seconds())
 
     def seconds_by_rows(self, counts: Sequence[int], repeats: int = 3) -> list[tuple[int, float]]:
@@ -278,16 +277,3 @@ def _drawn_rows(drafts: Sequence[tuple[int, Draft]]) -> DrawnRows | None:
         np.concatenate([draft.token_ids for _, draft in drafts]),
         np.concatenate([draft.probabilities for _, draft in drafts]),
     )
-
-
-def _kept_rows(batch: StepBatch, verified: Mapping[int, Verified]) -> list[np.ndarray]:
-    """By sequence, the rows of its tokens that stay: see ComputedStep."""
-    starts = batch.host.query_starts.tolist()
-    kept = []
-    for index, (start, end) in enumerate(pairwise(starts)):
-        if (one := verified.get(index)) is None:
-            kept.append(np.arange(start, end))
-        else:
-            # A drafted sequence has one token of its own in the step.
-            kept.append(np.array([start, *(start + 1 + i for i in one.accepted)]))
-    return kept

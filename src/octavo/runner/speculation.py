@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -65,17 +66,32 @@ class ComputedStep(NamedTuple):
     """A step of S sequences and T tokens after its forward and verification.
 
     hidden (T, D): the states that logits were made of. taps (T, D) each: the outputs of the layers
-    that `Speculation.taps` names. Both are valid until the next forward. kept: by sequence, the
-    rows of T whose tokens belong to the sequence, in its order: those asked for, then the drafts
-    that were accepted. All arrays of the slots are those after the step, so that the token after
-    the last of a sampling sequence's kept rows is its last known one.
+    that `Speculation.taps` names. Both are valid until the next forward. accepted: by index of a
+    sequence that had a draft, which guesses of it. All arrays of the slots are those after the
+    step.
     """
 
     step: ScheduledStep
     host: HostBatch
     hidden: Array
     taps: tuple[Array, ...]
-    kept: list[np.ndarray]
+    accepted: Mapping[int, Sequence[int]]
+
+    def kept(self) -> list[np.ndarray]:
+        """By sequence, the rows of T whose tokens belong to it, in its order: those asked for, then
+        the drafts that were accepted. The token after the last of a sampling sequence's rows is its
+        last known one.
+        """
+        starts = self.host.query_starts.tolist()
+        kept = []
+        for index, (start, end) in enumerate(pairwise(starts)):
+            accepted = self.accepted.get(index)
+            if accepted is None:
+                kept.append(np.arange(start, end))
+            else:
+                # A drafted sequence has one token of its own in the step.
+                kept.append(np.array([start, *(start + 1 + i for i in accepted)]))
+        return kept
 
 
 class Speculation(Protocol):

@@ -54,38 +54,40 @@ class _Decision(NamedTuple):
 @dataclass
 class _Steps:
     """A step that is to be learned from; or `count` steps of the same sequences and requests in
-    which nothing was guessed, with their seconds added up.
+    which nothing was guessed. seconds, draft_seconds, catch_up_seconds: of all, see StepOutput.
 
     asked: whose drafts, by which method, and what became of them. num_missed: tokens that the
     methods had to catch up on.
     """
 
-    step: ScheduledStep
+    num_tokens: int
     sequences: List[Sequence]
-    output: StepOutput
+    requests: list[DraftRequest | None]
+    is_quiet: bool
+    seconds: float
+    draft_seconds: tuple[float, ...]
+    catch_up_seconds: tuple[float, ...]
     asked: list[tuple[SequenceHistory, int, Outcome]]
     num_missed: list[int]
-    is_quiet: bool
     count: int = 1
 
-    def add(self, other: _Steps) -> bool:
-        """Whether a quiet step is one more of them; it counts then."""
-        if (
-            not self.is_quiet
-            or other.step.num_tokens != self.step.num_tokens
-            or other.sequences != self.sequences
-            or _requests(other.step) != _requests(self.step)
-        ):
-            return False
-        total, output = self.output, other.output
-        self.output = total._replace(
-            seconds=total.seconds + output.seconds,
-            draft_seconds=_sums(total.draft_seconds, output.draft_seconds),
-            catch_up_seconds=_sums(total.catch_up_seconds, output.catch_up_seconds),
+    def is_like(
+        self, num_tokens: int, sequences: List[Sequence], requests: list[DraftRequest | None]
+    ) -> bool:
+        """Whether another quiet step is one more of them."""
+        return (
+            self.is_quiet
+            and num_tokens == self.num_tokens
+            and sequences == self.sequences
+            and requests == self.requests
         )
-        self.num_missed = [a + b for a, b in zip(self.num_missed, other.num_missed, strict=True)]
+
+    def add(self, output: StepOutput) -> None:
+        # What a method that is asked in each step has to catch up on is not worth counting.
         self.count += 1
-        return True
+        self.seconds += output.seconds
+        self.draft_seconds = _sums(self.draft_seconds, output.draft_seconds)
+        self.catch_up_seconds = _sums(self.catch_up_seconds, output.catch_up_seconds)
 
 
 class AdaptiveDrafts:
@@ -148,29 +150,18 @@ class AdaptiveDrafts:
         return requests
 
     def update(self, step: ScheduledStep, sequences: List[Sequence], output: StepOutput) -> None:
-        is_quiet, is_news = True, False
-        asked = []
-        num_missed = [0] * len(self._methods)
-        for planned, sequence, result in zip(
-            step.sequences, sequences, output.sequences, strict=True
-        ):
-            if result.error is not None:
-                is_quiet, is_news = False, True
-                continue
-            if planned.draft is None or sequence.drafts is None:
-                continue
-            method, outcome = planned.draft.method, outcome_of(planned.draft, result)
-            history = sequence.drafts.histories[method]
-            num_missed[method] += _num_missed(sequence, history)
-            history.num_known = len(sequence.token_ids) + len(outcome.accepted)
-            asked.append((history, method, outcome))
-            if outcome.num_tokens:
+        requests = [planned.draft for planned in step.sequences]
+        is_quiet = True
+        for result in output.sequences:
+            if result.num_drafts or result.error is not None:
                 is_quiet = False
-                self._counters[method].count(sequence.drafts, outcome)
-                is_news |= self._asked_too_little(method, outcome)
-        steps = _Steps(step, sequences, output, asked, num_missed, is_quiet)
-        if not (is_quiet and self._unlearned and self._unlearned[-1].add(steps)):
-            self._unlearned.append(steps)
+                break
+        last = self._unlearned[-1] if self._unlearned else None
+        is_news = False
+        if is_quiet and last is not None and last.is_like(step.num_tokens, sequences, requests):
+            last.add(output)
+        else:
+            is_news = self._note(step.num_tokens, sequences, requests, is_quiet, output)
         self._num_unlearned += _QUIET if is_quiet else _DRAFTED
         if is_news or self._num_unlearned >= _MOST_UNLEARNED:
             self._learn()
@@ -191,7 +182,7 @@ class AdaptiveDrafts:
             or decision.longest > min(limits)
         ):
             return None
-        seconds = sum([steps.output.seconds for steps in self._unlearned])
+        seconds = sum([steps.seconds for steps in self._unlearned])
         credit = self._credit + _LEARNING_SHARE * seconds
         return decision if credit < decision.credit else None
 
@@ -214,9 +205,35 @@ class AdaptiveDrafts:
 
     # --- what is learned ------------------------------------------------------------------------
 
-    def _asked_too_little(self, method: int, outcome: Outcome) -> bool:
-        """Whether a longer draft might have been right, too."""
-        return len(outcome.accepted) == outcome.num_asked < self._max_lengths[method]
+    def _note(
+        self,
+        num_tokens: int,
+        sequences: List[Sequence],
+        requests: list[DraftRequest | None],
+        is_quiet: bool,
+        output: StepOutput,
+    ) -> bool:
+        """Count what became of a step's drafts, and keep it to learn from. Whether there is no time
+        to lose: a sequence failed, or a longer draft might have been right, too.
+        """
+        asked, num_missed, is_news = [], [0] * len(self._methods), False
+        for sequence, request, result in zip(sequences, requests, output.sequences, strict=True):
+            if result.error is not None:
+                is_news = True
+            elif request is not None and sequence.drafts is not None:
+                method, outcome = request.method, outcome_of(request, result)
+                history = sequence.drafts.histories[method]
+                num_missed[method] += _num_missed(sequence, history)
+                history.num_known = len(sequence.token_ids) + len(outcome.accepted)
+                asked.append((history, method, outcome))
+                self._counters[method].count(sequence.drafts, outcome)
+                num_accepted = len(outcome.accepted)
+                is_news |= num_accepted == request.length < self._max_lengths[method]
+        seconds = (output.seconds, output.draft_seconds, output.catch_up_seconds)
+        self._unlearned.append(
+            _Steps(num_tokens, sequences, requests, is_quiet, *seconds, asked, num_missed)
+        )
+        return is_news
 
     def _learn(self) -> None:
         """From all steps since the last time. Then there is something new to decide on."""
@@ -227,40 +244,40 @@ class AdaptiveDrafts:
         self._decision = None
 
     def _learn_from(self, steps: _Steps) -> None:
-        step, output, count = steps.step, steps.output, steps.count
-        num_drafts = sum([result.num_drafts for result in output.sequences])
+        num_tokens, count = steps.num_tokens, steps.count
+        num_drafts = sum([outcome.num_tokens for *_, outcome in steps.asked])
         self._num_drafted_steps = self._num_drafted_steps + 1 if num_drafts else 0
-        if output.seconds:
-            self._step_seconds.observe(step.num_tokens + num_drafts, output.seconds / count)
-        plain_seconds = self._step_seconds.at(step.num_tokens)
-        token_seconds = plain_seconds / step.num_tokens
+        if steps.seconds:
+            self._step_seconds.observe(num_tokens + num_drafts, steps.seconds / count)
+        plain_seconds = self._step_seconds.at(num_tokens)
+        token_seconds = plain_seconds / num_tokens
         row_seconds = 0.0
         if num_drafts:
-            drafted_seconds = self._step_seconds.at(step.num_tokens + num_drafts)
+            drafted_seconds = self._step_seconds.at(num_tokens + num_drafts)
             row_seconds = (drafted_seconds - plain_seconds) / num_drafts
-        credit = self._credit + _LEARNING_SHARE * output.seconds
+        credit = self._credit + _LEARNING_SHARE * steps.seconds
         self._credit = min(credit, max(self._credit, plain_seconds, self._wanted_credit))
         by_method: list[list[Outcome]] = [[] for _ in self._methods]
         for history, method, outcome in steps.asked:
             by_method[method].append(outcome)
             history.record(outcome, count)
             if history.is_probe:
-                num_tokens = outcome.num_tokens
-                self._credit += len(outcome.accepted) * token_seconds - num_tokens * row_seconds
+                guessed, accepted = outcome.num_tokens, len(outcome.accepted)
+                self._credit += accepted * token_seconds - guessed * row_seconds
                 costs = self._draft_seconds[method]
-                self._credit -= count * costs.of_guessing(1, num_tokens, num_tokens)
-                if output.catch_up_seconds:
-                    self._credit -= output.catch_up_seconds[method]
+                self._credit -= count * costs.of_guessing(1, guessed, guessed)
+                if steps.catch_up_seconds:
+                    self._credit -= steps.catch_up_seconds[method]
         for method, of_method in enumerate(by_method):
             if of_method:
                 self._methods[method].record(of_method, count)
             costs = self._draft_seconds[method]
-            if output.draft_seconds:
+            if steps.draft_seconds:
                 lengths = [outcome.num_tokens for outcome in of_method]
-                costs.observe(step.num_tokens, lengths, output.draft_seconds[method] / count)
-            if output.catch_up_seconds:
-                costs.observe_catching_up(steps.num_missed[method], output.catch_up_seconds[method])
-            self._count_seconds(output, method, of_method, token_seconds, row_seconds)
+                costs.observe(num_tokens, lengths, steps.draft_seconds[method] / count)
+            if steps.catch_up_seconds:
+                costs.observe_catching_up(steps.num_missed[method], steps.catch_up_seconds[method])
+            self._count_seconds(steps, method, of_method, token_seconds, row_seconds)
 
     def _is_plain_step_due(self, gain: float, ahead: Outlook) -> bool:
         """gain: what drafts multiply the tokens a second by."""
@@ -312,7 +329,7 @@ class AdaptiveDrafts:
 
     def _count_seconds(
         self,
-        output: StepOutput,
+        steps: _Steps,
         method: int,
         of_method: list[Outcome],
         token_seconds: float,
@@ -321,10 +338,10 @@ class AdaptiveDrafts:
         num_tokens = sum([outcome.num_tokens for outcome in of_method])
         num_accepted = sum([len(outcome.accepted) for outcome in of_method])
         wasted = (num_tokens - num_accepted) * row_seconds
-        if output.draft_seconds:
-            wasted += output.draft_seconds[method]
-        if output.catch_up_seconds:
-            wasted += output.catch_up_seconds[method]
+        if steps.draft_seconds:
+            wasted += steps.draft_seconds[method]
+        if steps.catch_up_seconds:
+            wasted += steps.catch_up_seconds[method]
         self._counters[method].count_seconds(num_accepted * (token_seconds - row_seconds), wasted)
 
 
@@ -335,7 +352,3 @@ def _num_missed(sequence: Sequence, history: SequenceHistory) -> int:
 
 def _sums(some: tuple[float, ...], others: tuple[float, ...]) -> tuple[float, ...]:
     return tuple([a + b for a, b in zip(some, others, strict=True)])
-
-
-def _requests(step: ScheduledStep) -> list[DraftRequest | None]:
-    return [sequence.draft for sequence in step.sequences]

@@ -83,7 +83,7 @@ class DraftModel:
 
     def observe(self, step: ComputedStep) -> None:
         """Draft tokens that were accepted are known now, and computed."""
-        for sequence, kept in zip(step.step.sequences, step.kept, strict=True):
+        for sequence, kept in zip(step.step.sequences, step.kept(), strict=True):
             if num_fed := self._num_fed.get(sequence.slot):
                 known, accepted = sequence.start + sequence.num_tokens, len(kept) - 1
                 self._coverage.fill(sequence.slot, known + min(accepted, num_fed))

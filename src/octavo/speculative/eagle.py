@@ -170,7 +170,7 @@ class Eagle:
         new = {binding.slot for binding in step.step.bindings}
         seen = [
             (slot, start, rows)
-            for (slot, start, *_), rows in zip(step.step.sequences, step.kept, strict=True)
+            for (slot, start, *_), rows in zip(step.step.sequences, step.kept(), strict=True)
             if slot in new or self._features.follows(slot, start)
         ]
         if not seen:

@@ -114,7 +114,7 @@ class Medusa:
         if not self._demand.exists:
             return
         slots, rows = [], []
-        for sequence, kept in zip(step.step.sequences, step.kept, strict=True):
+        for sequence, kept in zip(step.step.sequences, step.kept(), strict=True):
             if sequence.samples and len(kept):
                 slots.append(sequence.slot)
                 rows.append(kept[-1])

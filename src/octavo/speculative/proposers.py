@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from octavo.core.clock import Clock, monotonic
 from octavo.core.step import ScheduledSequence, ScheduledStep
@@ -41,8 +40,9 @@ class Proposers:
     def begin(self, step: ScheduledStep) -> None:
         self.take_seconds()  # those of a step that failed are nobody's
         for method, proposer in enumerate(self._proposers):
-            with self._timed(self._drafting, method):
-                proposer.begin(step)
+            began = self._clock()
+            proposer.begin(step)
+            self._drafting[method] += self._clock() - began
 
     def propose(self, sequences: Sequence[ScheduledSequence]) -> dict[int, Draft]:
         tasks: list[list[DraftTask]] = [[] for _ in self._proposers]
@@ -55,10 +55,12 @@ class Proposers:
         for method, proposer in enumerate(self._proposers):
             if not tasks[method]:
                 continue
-            with self._timed(self._catching_up, method):
-                proposer.catch_up(tasks[method])
-            with self._timed(self._drafting, method):
-                proposed = proposer.propose(tasks[method])
+            began = self._clock()
+            proposer.catch_up(tasks[method])
+            caught_up = self._clock()
+            proposed = proposer.propose(tasks[method])
+            self._catching_up[method] += caught_up - began
+            self._drafting[method] += self._clock() - caught_up
             found = zip(indices[method], proposed, strict=True)
             drafts |= {index: draft for index, draft in found if draft is not None}
         return drafts
@@ -72,17 +74,12 @@ class Proposers:
             if proposer.taps != self.taps:
                 taps = tuple(step.taps[self.taps.index(tap)] for tap in proposer.taps)
                 seen = step._replace(taps=taps)
-            with self._timed(self._drafting, method):
-                proposer.observe(seen)
+            began = self._clock()
+            proposer.observe(seen)
+            self._drafting[method] += self._clock() - began
 
     def take_seconds(self) -> MethodSeconds:
         taken = MethodSeconds(tuple(self._drafting), tuple(self._catching_up))
         self._drafting = [0.0] * self.num_methods
         self._catching_up = [0.0] * self.num_methods
         return taken
-
-    @contextmanager
-    def _timed(self, seconds: list[float], method: int) -> Iterator[None]:
-        began = self._clock()
-        yield
-        seconds[method] += self._clock() - began

@@ -47,7 +47,7 @@ def test_each_sees_the_layers_that_it_asked_for() -> None:
     proposers = Proposers(watchers)
     assert proposers.taps == (1, 3, 5)
     outputs: Any = tuple(np.array(float(tap)) for tap in proposers.taps)
-    step: Any = ComputedStep(None, None, None, outputs, [])  # type: ignore[arg-type]
+    step: Any = ComputedStep(None, None, None, outputs, {})  # type: ignore[arg-type]
     proposers.observe(step)
     assert [watcher.seen for watcher in watchers] == [[5.0, 1.0, 5.0], [], [3.0]]
 
