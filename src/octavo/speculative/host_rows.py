@@ -11,7 +11,7 @@ from octavo.ops.backend import Backend
 
 
 class HostRows:
-    """Copies from the device: only of the rows that are wanted."""
+    """Copies from the device: only of the rows that are wanted, where it is far away."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -19,9 +19,12 @@ class HostRows:
 
     def copy(self, arrays: Sequence[Array], rows: np.ndarray) -> list[np.ndarray]:
         """arrays (T, D) each, rows (R,) int64, rising -> (R, D) each."""
-        if len(rows) < arrays[0].shape[0]:
-            arrays = self._take(self._backend.from_host(rows), *arrays)
-        return [self._backend.to_host(array) for array in arrays]
+        are_all = len(rows) == arrays[0].shape[0]
+        if are_all or self._backend.device == "cpu":
+            copies = [self._backend.to_host(array) for array in arrays]
+            return copies if are_all else [copy[rows] for copy in copies]
+        taken = self._take(self._backend.from_host(rows), *arrays)
+        return [self._backend.to_host(array) for array in taken]
 
 
 def _rows_of(rows: Array, *arrays: Array) -> tuple[Array, ...]:
