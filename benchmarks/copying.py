@@ -65,7 +65,8 @@ class Server:
             return asyncio.run(self._play(url, tasks))[1:]
 
     async def _play(self, url: str, tasks: Sequence[Task]) -> list[Answer]:
-        async with client(url) as http:
+        # Each request has its own connection: llama.cpp's server may just be closing the last one.
+        async with client(url, keep_alive=False) as http:
             models = (await http.get("/v1/models")).raise_for_status().json()
             options = {"model": models["data"][0]["id"], "ignore_eos": False, **self.extra}
             answers = []

@@ -114,8 +114,9 @@ async def stream(
     return result
 
 
-def client(url: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None))
+def client(url: str, *, keep_alive: bool = True) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None if keep_alive else 0)
+    return httpx.AsyncClient(base_url=url, timeout=600, limits=limits)
 
 
 async def concurrently(url: str, count: int, max_tokens: int, first: int = 0) -> list[Stream]:

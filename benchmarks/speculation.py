@@ -11,7 +11,8 @@ copying      one request at a time over HTTP whose answer is copied from the pro
 head         one question at a time with a trained head, at temperature 0 and 0.7; what limits it
 concurrency  1 to 32 requests at once, adaptive: prose, at temperature 1, in which there is nothing
              to look up, and chat. The arm "off again" shows the noise.
-batch        copying, 1 to 32 at once: always 1, 2, ... 8 guessed tokens, and as many as pay
+batch        copying, and questions with a trained head, 1 to 32 at once: always 1, 2, ... 8 guessed
+             tokens, and as many as pay
 theory       copying, one at a time: the speedup, and that of arXiv 2211.17192, theorem 3.8, from
              the acceptance and the costs that were measured
 
@@ -261,13 +262,29 @@ class Bench:
         return found
 
     def batch(self) -> Any:
-        arms = {"off": "off"} | {str(length): fixed(length) for length in LENGTHS}
-        arms["adaptive"] = "ngram"
-        sampling = SamplingParams(temperature=0, max_tokens=160)
-        rows = [["at once", "off, tokens/s", *list(arms)[1:]]]
+        loads = {"Copying, n-grams": ("ngram", [task.token_ids for task in self.tasks], 160)}
+        if self.head_config is not None:
+            loads["Questions, a trained head"] = (self.head_config, self.questions, 96)
         found: dict[str, Any] = {}
+        medians: dict[str, dict[str, list[float]]] = {}
+        for name, load in loads.items():
+            found[name], medians[name] = self.by_size(name, *load)
+        if self.plot is not None:
+            from speculation_plot import draw
+
+            weights = self.settings.get("quantization", "weights as stored")
+            draw(self.plot, SIZES, medians, f"{self.model}, {weights}, temperature 0")
+        return found
+
+    def by_size(
+        self, name: str, config: str, prompts: Prompts, max_tokens: int
+    ) -> tuple[dict[str, Any], dict[str, list[float]]]:
+        """What is measured, and the median speedups of each arm at all sizes."""
+        arms = {"off": "off"} | {str(length): fixed(length, config) for length in LENGTHS}
+        arms["adaptive"] = config
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens)
+        rows = [["at once", "off, tokens/s", *list(arms)[1:]]]
         medians: dict[str, list[float]] = {arm: [] for arm in list(arms)[1:]}
-        prompts = [task.token_ids for task in self.tasks]
         got = arms_by(SIZES)
         for engines in self.engines(arms):
             for size, of_size in got.items():
@@ -278,14 +295,8 @@ class Bench:
             for arm, values in medians.items():
                 values.append(median(ratios(of_size[arm].rates, off)))
             rows.append([str(size), spread(off), *(f"{m[-1]:.2f}" for m in medians.values())])
-            found[str(size)] = as_json(of_size)
-        show("Copying: speedup by guessed tokens and by requests at once", rows)
-        if self.plot is not None:
-            from speculation_plot import draw
-
-            weights = self.settings.get("quantization", "weights as stored")
-            draw(self.plot, SIZES, medians, f"copying work, n-grams; {self.model}, {weights}")
-        return found
+        show(f"{name}: speedup by guessed tokens and by requests at once", rows)
+        return {str(size): as_json(of_size) for size, of_size in got.items()}, medians
 
     def theory(self) -> Any:
         arms = {"off": "off", "idle": IDLE} | {str(length): fixed(length) for length in LENGTHS}
@@ -362,9 +373,10 @@ def check_equal(texts: Mapping[str, Prompts]) -> None:
             raise SystemExit(f"{name} wrote other texts than {first}: speculation isn't lossless")
 
 
-def fixed(length: int) -> str:
-    config = {"method": "ngram", "num_speculative_tokens": length, "adaptive": False}
-    return json.dumps(config)
+def fixed(length: int, config: str = "ngram") -> str:
+    """Always so many tokens by the method of `config`."""
+    (settings,) = parse_speculative_config(config)
+    return json.dumps(settings | {"num_speculative_tokens": length, "adaptive": False})
 
 
 def repeated(prompts: Prompts, count: int) -> Prompts:

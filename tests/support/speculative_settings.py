@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def settings_of(method: str, folder: Path) -> dict[str, Any]:
-    """folder: for a head that is made for the purpose."""
+    """folder: for a head that is made for the purpose; EAGLE's comes with Octavo."""
     settings = dict(SETTINGS[method])
     if (write := _HEADS.get(method)) is not None:
         settings["model"] = str(write(folder))
@@ -51,11 +50,10 @@ def _medusa_head(folder: Path) -> Path:
     return _save(folder, config, tensors)
 
 
-def _eagle_head(folder: Path, *, is_eagle3: bool) -> Path:
+def _eagle3_head(folder: Path) -> Path:
     """A head whose layer adds nothing, so that it guesses what was likely one token before."""
     inner, keys = 1024, 192
-    width = 2 * HIDDEN if is_eagle3 else HIDDEN
-    layer = "midlayer" if is_eagle3 else "layers.0"
+    width = 2 * HIDDEN
     shapes = {
         "self_attn.q_proj": (HIDDEN, width),
         "self_attn.k_proj": (keys, width),
@@ -65,13 +63,11 @@ def _eagle_head(folder: Path, *, is_eagle3: bool) -> Path:
         "mlp.up_proj": (inner, HIDDEN),
         "mlp.down_proj": (HIDDEN, inner),
     }
-    tensors = {f"{layer}.{name}.weight": np.zeros(s, np.float32) for name, s in shapes.items()}
-    norms = ["post_attention_layernorm"]
-    if is_eagle3:
-        norms += ["input_layernorm", "hidden_norm"]
-        tensors["norm.weight"] = np.ones(HIDDEN, np.float32)
-    tensors |= {f"{layer}.{name}.weight": np.ones(HIDDEN, np.float32) for name in norms}
-    others = np.zeros((HIDDEN, (2 if is_eagle3 else 1) * HIDDEN), np.float32)
+    tensors = {f"midlayer.{name}.weight": np.zeros(s, np.float32) for name, s in shapes.items()}
+    norms = ("post_attention_layernorm", "input_layernorm", "hidden_norm")
+    tensors |= {f"midlayer.{name}.weight": np.ones(HIDDEN, np.float32) for name in norms}
+    tensors["norm.weight"] = np.ones(HIDDEN, np.float32)
+    others = np.zeros((HIDDEN, 2 * HIDDEN), np.float32)
     tensors["fc.weight"] = np.concatenate([others, np.eye(HIDDEN, dtype=np.float32)], axis=1)
     config = {
         "model_type": "llama",
@@ -97,6 +93,5 @@ def _save(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) 
 
 _HEADS: dict[str, Callable[[Path], Path]] = {
     "medusa": _medusa_head,
-    "eagle": partial(_eagle_head, is_eagle3=False),
-    "eagle3": partial(_eagle_head, is_eagle3=True),
+    "eagle3": _eagle3_head,
 }

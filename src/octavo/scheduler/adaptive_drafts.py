@@ -192,11 +192,13 @@ class AdaptiveDrafts:
         options = []
         for method, history in enumerate(sequence.drafts.histories):
             costs = self._draft_seconds[method]
-            seconds = costs.per_sequence
+            first = once = costs.per_sequence
             if costs.per_missed:
                 num_expected = min(limit, sequence.num_output_tokens + _LEAST_EXPECTED)
-                seconds += costs.per_missed * _num_missed(sequence, history) / num_expected
-            options.append(Option(method, history, seconds))
+                catching_up = costs.per_missed * _num_missed(sequence, history)
+                first += catching_up / num_expected
+                once += catching_up
+            options.append(Option(method, history, first, once))
         return options
 
     def _ask(self, history: SequenceHistory, *, is_probe: bool) -> None:
@@ -308,12 +310,12 @@ class AdaptiveDrafts:
                     longest_wait, index, option = wait, i, one
         if option is None:
             return math.inf if best.num_rows else -math.inf
-        method, history, first_seconds = option
+        method, history, _, once_seconds = option
         verifying = ahead.seconds[num_rows] - ahead.seconds[best.num_rows]
         reached = history.reached[0] if history.reached else 0.0
         length = reached * _PROBE_LENGTH
         costs = self._draft_seconds[method]
-        cost = first_seconds + reached * verifying + costs.of_guessing(0, length, length)
+        cost = once_seconds + reached * verifying + costs.of_guessing(0, length, length)
         forgone = 0.0
         if best.requests[index] is not None:  # what the draft that it replaces would have gained
             forgone = (best.rate * ahead.token_seconds - 1) * ahead.token_seconds
@@ -324,7 +326,7 @@ class AdaptiveDrafts:
         self._ask(history, is_probe=True)
         break_even = min(1.0, best.rate * verifying / _PROBE_LENGTH)
         best.requests[index] = DraftRequest(method, _PROBE_LENGTH, break_even)
-        # As long as nothing comes of it there may be more of them, if they are as good as free.
+        # As long as nothing comes of it there may be more of them, if all can be afforded.
         return math.inf if self._credit > _MOST_UNLEARNED * self._wanted_credit else -math.inf
 
     def _count_seconds(

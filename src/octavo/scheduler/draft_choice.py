@@ -38,12 +38,14 @@ class Outlook(NamedTuple):
 
 class Option(NamedTuple):
     """A method that may guess for a sequence. first_seconds: what it takes before the first guess,
-    catching up included.
+    with a share of catching up, which is done once for all steps that may follow. once_seconds: the
+    same with all of it.
     """
 
     method: int
     history: SequenceHistory
     first_seconds: float
+    once_seconds: float
 
 
 class Best(NamedTuple):
@@ -104,7 +106,7 @@ def _candidates(
         best = _best_option(of_sequence, limit, costs, token_seconds, row_seconds, 1 / len(options))
         if best is None:
             continue
-        method, history, first_seconds = best
+        method, history, first_seconds, _ = best
         guessing = costs[method].per_token / token_seconds
         least = (row_seconds / token_seconds + guessing) / SURENESS
         places = zip(range(limit), history.accepted, history.reached, strict=False)
@@ -129,7 +131,7 @@ def _best_option(
     """Which one yields the most by itself, at its best length; None if none pays."""
     best, best_rate = None, 1 / token_seconds
     for option in options:
-        method, history, first_seconds = option
+        method, history, first_seconds, _ = option
         cost = costs[method]
         per_token = row_seconds + cost.per_token + share_of_depth * cost.per_depth
         seconds = token_seconds + first_seconds
