@@ -167,8 +167,28 @@ def test_an_engine_keeps_so_many_requests_at_work(stepping: ModuleType, tiny: st
 
 def test_the_picture_is_drawn(script: ModuleType, tmp_path: Path) -> None:
     draw = import_module("speculation_plot").draw
-    draw(tmp_path / "a.png", (1, 2), {"1": [1.5, 0.9], "adaptive": [1.4, 1.0]}, "tiny")
+    panel = {"1": [1.5, 0.9], "adaptive": [1.4, 1.0]}
+    draw(tmp_path / "a.png", (1, 2), {"Copying": panel, "Questions": panel}, "tiny")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_engines_that_take_turns_write_what_each_would_alone(
+    script: ModuleType, stepping: ModuleType, tiny: str
+) -> None:
+    settings = {"max_model_len": 64, "kv_cache_memory_bytes": "4M"}
+    arms = {name: stepping.Engine(tiny, name, **settings) for name in ("off", "ngram")}
+    try:
+        sampling = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+        plays = {name: engine.start([[5, 6, 7]], sampling, 1) for name, engine in arms.items()}
+        while any(play.has_work for play in plays.values()):
+            for play in plays.values():
+                if play.has_work:
+                    play.step()
+        alone = arms["off"].play([[5, 6, 7]], sampling, 1)
+    finally:
+        for engine in arms.values():
+            engine.close()
+    assert [play.played.texts for play in plays.values()] == [alone.texts] * 2
 
 
 def test_a_fixed_number_of_guesses_is_not_adaptive(script: ModuleType) -> None:
@@ -177,3 +197,4 @@ def test_a_fixed_number_of_guesses_is_not_adaptive(script: ModuleType) -> None:
         "num_speculative_tokens": 3,
         "adaptive": False,
     }
+    assert json.loads(script.fixed(2, '{"method": "eagle", "model": "x"}'))["model"] == "x"
