@@ -185,7 +185,7 @@ def build_engine(
         KV_DTYPE_ALIASES.get(asked_kv_dtype, asked_kv_dtype), dtype, weights
     )
     kv_format = KVFormat(kv_dtype)
-    heads = [(layer.num_kv_heads, layer.head_dim) for layer in model.spec.layers]
+    heads = model.spec.kv_heads
     if speculation is not None:
         heads += speculation.kv_heads
     sizing = decide_num_blocks(

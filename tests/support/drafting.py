@@ -68,7 +68,7 @@ class DraftDrive:
         self.sampler = Sampler(backend, max_num_seqs=MAX_NUM_SEQS, vocab_size=vocab_size)
         self.misleading = MisleadingSampler(self.sampler)
         self.proposer = make_proposer(self.misleading)
-        heads = [(layer.num_kv_heads, layer.head_dim) for layer in target.spec.layers]
+        heads = target.spec.kv_heads
         self._num_target_layers = len(heads)
         heads += self.proposer.kv_heads
         self.kv_layers = backend.allocate_kv(NUM_BLOCKS, block_size, heads, KVFormat(kv_dtype))

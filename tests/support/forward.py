@@ -61,7 +61,7 @@ class Forward:
 
     def __post_init__(self) -> None:
         backend = self.backend
-        heads = [(layer.num_kv_heads, layer.head_dim) for layer in self.model.spec.layers]
+        heads = self.model.spec.kv_heads
         self.kv_layers = backend.allocate_kv(
             self.num_blocks, self.block_size, heads, KVFormat(self.kv_dtype)
         )

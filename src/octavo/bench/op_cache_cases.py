@@ -33,7 +33,7 @@ _MOST_LAYERS = 2048
 
 
 def attention_cases(model: CausalLM, rows: Sequence[int], context: int) -> Iterator[OpCase]:
-    for spec in dict.fromkeys(model.spec.layers):
+    for spec in dict.fromkeys(model.spec.grouped_attention):
         shape = f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}"
         if spec.window is not None:
             shape += f" window {spec.window}"
@@ -287,7 +287,7 @@ def _record_move(
 
 
 def _kv_shapes(model: CausalLM) -> list[tuple[int, int]]:
-    return list(dict.fromkeys((one.num_kv_heads, one.head_dim) for one in model.spec.layers))
+    return list(dict.fromkeys(model.spec.kv_heads))
 
 
 def _layers_to_write(

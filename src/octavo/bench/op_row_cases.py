@@ -35,7 +35,7 @@ _PENALISED_TOKENS = 256
 
 
 def row_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
-    hidden, attention = model.spec.hidden_size, model.spec.layers[0]
+    hidden, attention = model.spec.hidden_size, model.spec.grouped_attention[0]
     heads, size = attention.num_heads, attention.head_dim
     inner = next((w.shape[0] // 2 for w in model.weights() if "gate_proj" in w.names[0]), 0)
     vocabulary = model.spec.vocab_size

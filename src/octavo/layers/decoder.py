@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from octavo.core.model_spec import LayerSpec
 from octavo.layers.attention import Attention
-from octavo.layers.layer import Layer
+from octavo.layers.layer import Layer, num_vector_parameters
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.ops import Array, BatchContext, add
@@ -32,6 +33,10 @@ class DecoderBlock(Layer):
         self.mlp_norm = mlp_norm
         self.mlp = mlp
         self.mlp_out_norm = mlp_out_norm
+
+    @property
+    def spec(self) -> LayerSpec:
+        return LayerSpec(self.attention.spec, self.mlp.spec, num_vector_parameters(self))
 
     def __call__(self, x: Array, ctx: BatchContext) -> Array:
         attended = x if self.attention_norm is None else self.attention_norm(x)

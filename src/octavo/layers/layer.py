@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from octavo.core.errors import InvariantError
@@ -77,3 +78,8 @@ class Layer:
                     yield part
                 elif isinstance(part, Layer):
                     yield from part.weights()
+
+
+def num_vector_parameters(layer: Layer) -> int:
+    """Of norms and biases, sub-layers included."""
+    return sum(math.prod(weight.shape) for weight in layer.weights() if weight.role == "vector")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.core.errors import ConfigError
+from octavo.core.model_spec import MLPSpec
 from octavo.layers.layer import Layer
 from octavo.layers.linear import Linear
 from octavo.ops import Array, gelu_tanh_mul, silu_mul
@@ -20,6 +21,7 @@ class GatedMLP(Layer):
             known = ", ".join(_GATES)
             raise ConfigError(f"activation {activation!r} is unknown; the model may have: {known}")
         projections = {f"{name}.gate_proj": inner_size, f"{name}.up_proj": inner_size}
+        self.spec = MLPSpec(inner_size)
         self.gate_up = Linear(projections, hidden_size)
         self.gate = _GATES[activation]
         self.down = Linear({f"{name}.down_proj": hidden_size}, inner_size)

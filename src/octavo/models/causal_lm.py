@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from octavo.core.model_spec import ModelSpec
 from octavo.layers.decoder import DecoderBlock
 from octavo.layers.embedding import Embedding
 from octavo.layers.head import Head
-from octavo.layers.layer import Layer
+from octavo.layers.layer import Layer, num_vector_parameters
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RopeTable
 from octavo.ops import Array, BatchContext
@@ -77,7 +76,8 @@ class CausalLM(Layer):
             family=self.family,
             vocab_size=vocab_size,
             hidden_size=hidden_size,
-            num_parameters=sum(math.prod(group[0].shape) for group in self.tensors()),
             max_position=self.max_position,
-            layers=tuple(block.attention.spec for block in self.blocks),
+            layers=tuple(block.spec for block in self.blocks),
+            ties_embeddings=self.head.is_tied,
+            num_vector_parameters=num_vector_parameters(self.norm),
         )

@@ -54,7 +54,7 @@ class ModelRunner:
         self._vocab_size = vocab_size
         self._backend = backend
         self._block_size = block_size
-        heads = [(layer.num_kv_heads, layer.head_dim) for layer in model.spec.layers]
+        heads = model.spec.kv_heads
         self._num_model_layers = len(heads)
         if speculation is not None:
             heads += speculation.kv_heads

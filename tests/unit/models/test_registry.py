@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import KVFormat
+from octavo.core.model_spec import AttentionSpec, KVFormat
 from octavo.models.registry import architectures, build_model
 from support.configs import LLAMA
 from support.processor_time import takes_less_than
@@ -30,9 +30,9 @@ def test_spec() -> None:
     assert spec.num_parameters == 2 * 320 * 64 + 2 * block + 64
     assert (spec.family, spec.vocab_size, spec.hidden_size) == ("llama", 320, 64)
     assert spec.max_position == 512
-    assert [(a.num_heads, a.num_kv_heads, a.head_dim, a.window) for a in spec.layers] == (
-        [(4, 2, 16, None)] * 2
-    )
+    assert [
+        (a.num_heads, a.num_kv_heads, a.head_dim, a.window) for a in spec.grouped_attention
+    ] == ([(4, 2, 16, None)] * 2)
     for dtype, num_bytes in (("bfloat16", 32), ("int8", 16 + 4), ("fp8", 16)):
         assert spec.kv_bytes_per_token(KVFormat(dtype)) == 2 * 2 * 2 * num_bytes
 
@@ -58,7 +58,7 @@ def test_building_a_large_model_costs_nothing() -> None:
 
 def test_model_type_decides_where_no_architecture_is_named() -> None:
     config = LLAMA | {"architectures": None, "model_type": "mistral", "sliding_window": 100}
-    assert build_model(config).spec.layers[0].window == 100
+    assert build_model(config).spec.grouped_attention[0].window == 100
 
 
 def test_gemma_layers_alternate() -> None:
@@ -68,7 +68,7 @@ def test_gemma_layers_alternate() -> None:
         "sliding_window": 32,
         "sliding_window_pattern": 3,
     }
-    windows = [layer.window for layer in build_model(config).spec.layers]
+    windows = [one.window for one in build_model(config).spec.grouped_attention]
     assert windows == [32, 32, None, 32, 32, None, 32]
 
 

@@ -96,7 +96,7 @@ class HuggingFaceModel:
         spec = assembly.unloaded_model(checkpoint).spec
         self.max_model_len = spec.max_position
         self.kv_bytes_per_token = sum(
-            2 * layer.num_kv_heads * layer.head_dim * VALUE_BYTES[dtype] for layer in spec.layers
+            2 * heads * size * VALUE_BYTES[dtype] for heads, size in spec.kv_heads
         )
         self._model = _load(checkpoint, dtype)
 

@@ -34,7 +34,7 @@ def ladder(model: str, max_model_len: int) -> list[Rung]:
     that length, so that it is memory that limits the batch, as on a GPU. Raises ConfigError.
     """
     spec = assembly.unloaded_model(assembly.open_model(ModelConfig(model=model))).spec
-    token_bytes = sum(2 * 4 * layer.num_kv_heads * layer.head_dim for layer in spec.layers)
+    token_bytes = sum(2 * 4 * heads * size for heads, size in spec.kv_heads)
     num_bytes = RESERVED * max_model_len * token_bytes
     memory = f"--kv-cache-memory-bytes {num_bytes} --max-model-len {max_model_len}"
     octavo = f"octavo {model} {memory} --no-enable-prefix-caching"

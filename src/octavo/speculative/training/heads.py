@@ -51,7 +51,7 @@ class Blueprint:
 def eagle_blueprint(target: Target, *, inner_size: int | None) -> Blueprint:
     """One layer as wide as the target's. inner_size: of its MLP (None: the target's)."""
     config = ModelConfig(target.config)
-    attention = target.spec.layers[0]
+    attention = target.spec.grouped_attention[0]
     return Blueprint(
         "eagle",
         {

@@ -91,7 +91,7 @@ class Target:
         kv_layers = backend.allocate_kv(
             max(sum(_num_blocks(tokens, block_size) for tokens in chosen) for chosen in passes),
             block_size,
-            [(layer.num_kv_heads, layer.head_dim) for layer in self.spec.layers],
+            self.spec.kv_heads,
             KVFormat(kv_dtype),
         )
         forward = backend.compile(self._model.forward)

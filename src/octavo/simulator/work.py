@@ -1,0 +1,100 @@
+"""What of a step costs time: counts, from what the scheduler told the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from octavo.core.step import ScheduledStep
+
+
+class AttentionWork(NamedTuple):
+    """Of one layer with this window (None: unlimited).
+
+    decoding_context: keys that sequences with one new token see, added up; as many pairs of a query
+    and a key. chunk_context: keys that longer chunks see, each read at least once. chunk_pairs: of
+    these a query and a key that it sees, new tokens among themselves included.
+    """
+
+    window: int | None
+    decoding_context: int
+    chunk_context: int
+    chunk_pairs: int
+
+
+class StepWork(NamedTuple):
+    """num_tokens: rows of the forward pass, guessed tokens among them. num_logit_rows: whose logits
+    are needed. num_sequences: that have rows; num_decoding of these have one, guesses apart.
+
+    num_drafting: sequences that tokens are guessed for; num_draft_tokens: these, and
+    longest_draft: of the longest. num_new: sequences that took a slot. attention: for each window
+    of the model.
+    """
+
+    num_tokens: int
+    num_logit_rows: int
+    num_sequences: int
+    num_decoding: int
+    num_drafting: int
+    num_draft_tokens: int
+    longest_draft: int
+    num_new: int
+    attention: tuple[AttentionWork, ...]
+
+
+def work_of(
+    step: ScheduledStep,
+    windows: Sequence[int | None] = (None,),
+    draft_lengths: Sequence[int] | None = None,
+) -> StepWork:
+    """windows: of the model (`ModelSpec.windows`). draft_lengths: of each sequence of the step, how
+    many tokens were guessed for it; None: as many as were asked for.
+    """
+    num_logit_rows = num_decoding = num_drafting = num_draft_tokens = longest_draft = 0
+    singles: list[int] = []  # contexts of sequences with one row, its own token included
+    chunks: list[tuple[int, int]] = []  # first position and rows of the others
+    for index, (_, start, num_tokens, _, samples, draft) in enumerate(step.sequences):
+        guesses = 0
+        if draft is not None:
+            guesses = draft.length if draft_lengths is None else draft_lengths[index]
+            if guesses:
+                num_drafting += 1
+                num_draft_tokens += guesses
+                if guesses > longest_draft:
+                    longest_draft = guesses
+        if samples:
+            num_logit_rows += 1 + guesses
+        if num_tokens == 1:
+            num_decoding += 1
+        if num_tokens + guesses == 1:
+            singles.append(start + 1)
+        else:
+            chunks.append((start, num_tokens + guesses))
+    return StepWork(
+        num_tokens=step.num_tokens + num_draft_tokens,
+        num_logit_rows=num_logit_rows,
+        num_sequences=len(step.sequences),
+        num_decoding=num_decoding,
+        num_drafting=num_drafting,
+        num_draft_tokens=num_draft_tokens,
+        longest_draft=longest_draft,
+        num_new=len(step.bindings),
+        attention=tuple([_attention(window, singles, chunks) for window in windows]),
+    )
+
+
+def _attention(
+    window: int | None, singles: list[int], chunks: list[tuple[int, int]]
+) -> AttentionWork:
+    context = pairs = 0
+    if window is None:
+        for start, rows in chunks:
+            context += start + rows
+            pairs += rows * start + rows * (rows + 1) // 2
+        return AttentionWork(None, sum(singles), context, pairs)
+    for start, rows in chunks:
+        context += min(start + rows, rows + window - 1)
+        # Queries before the window is full see one key more each.
+        growing = min(max(window - start, 0), rows)
+        pairs += growing * start + growing * (growing + 1) // 2 + (rows - growing) * window
+    return AttentionWork(window, sum([min(one, window) for one in singles]), context, pairs)
