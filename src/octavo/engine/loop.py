@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from octavo.core.clock import Clock
 from octavo.core.errors import EngineDeadError, InvariantError
@@ -10,6 +11,9 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.step import EngineStats, TokenDelta
 from octavo.executor.base import Executor, PendingStep, StepFailedError
 from octavo.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from octavo.engine.recording import RecordedScheduler
 
 
 class EngineLoop:
@@ -20,7 +24,12 @@ class EngineLoop:
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, clock: Clock, *, depth: int = 1
+        self,
+        scheduler: Scheduler | RecordedScheduler,
+        executor: Executor,
+        clock: Clock,
+        *,
+        depth: int = 1,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
