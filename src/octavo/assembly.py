@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.config import Config, ModelConfig
@@ -46,12 +47,13 @@ if TYPE_CHECKING:
     from octavo.engine.child import EngineChild
     from octavo.engine.client import EngineClient
     from octavo.engine.loop import EngineLoop
+    from octavo.engine.recording import RecordedScheduler
     from octavo.executor.base import Executor
     from octavo.models.causal_lm import CausalLM
     from octavo.ops.backend import Backend, WeightPlan
     from octavo.ops.op import Choice
     from octavo.runner.model_runner import ModelRunner
-    from octavo.scheduler.drafting import Drafting
+    from octavo.scheduler.scheduler import Scheduler
     from octavo.speculative.proposers import Proposers
     from octavo.speculative.registry import Target
     from octavo.text.chat_template import ChatTemplate
@@ -68,9 +70,7 @@ _ENGINE_MODULES = (
     "octavo.models.loader",
     "octavo.models.registry",
     "octavo.runner.model_runner",
-    "octavo.scheduler.batching",
-    "octavo.scheduler.policies",
-    "octavo.scheduler.scheduler",
+    "octavo.scheduler.settings",
 )
 
 # Steps of so many rows are timed at start, to know what verifying costs: about 0.2 s.
@@ -139,16 +139,13 @@ def build_engine(
     """
     from octavo.engine.loop import EngineLoop
     from octavo.executor.local import LocalExecutor
-    from octavo.kvcache.block_pool import BlockPool
     from octavo.kvcache.sizing import decide_num_blocks
     from octavo.models.loader import load_weights, make_rope_tables, plan_weights
     from octavo.models.registry import build_model
     from octavo.ops.backend import load_backend
     from octavo.runner.model_runner import ModelRunner
     from octavo.sampling.sampler import Sampler
-    from octavo.scheduler.batching import batching_named
-    from octavo.scheduler.policies import policy_named
-    from octavo.scheduler.scheduler import Scheduler
+    from octavo.scheduler.settings import SchedulerSettings
 
     checkpoint = checkpoint or open_model(config.model)
     model = build_model(checkpoint.config)
@@ -217,19 +214,20 @@ def build_engine(
     executor: Executor = LocalExecutor(runner)
     if probe is not None:
         executor = probe.on_executor(executor)
-    scheduler = Scheduler(
-        BlockPool(executor.num_blocks, enable_prefix_caching=config.cache.caches_prefixes),
-        policy_named(config.scheduler.scheduling_policy),
-        block_size=config.cache.block_size,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=budget,
+    settings = SchedulerSettings.of(
+        config,
+        num_blocks=executor.num_blocks,
         max_model_len=sizing.max_model_len,
-        max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
-        batching=batching_named(config.scheduler.batching),
-        enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
-        reserve_max_model_len=config.cache.kv_policy == "reserve-max",
-        drafting=None if speculation is None else _drafting(config, speculation, runner, budget),
+        max_num_batched_tokens=budget,
+        seconds_by_rows=() if speculation is None else _calibration(config, runner, budget),
     )
+    scheduler: Scheduler | RecordedScheduler
+    if config.scheduler.record_steps is None:
+        scheduler = settings.build()
+    else:
+        from octavo.engine.recording import RecordedScheduler  # only who records loads it
+
+        scheduler = RecordedScheduler(settings, Path(config.scheduler.record_steps), monotonic)
     loop = EngineLoop(scheduler, executor, monotonic, depth=executor.max_steps_in_flight)
     decisions = (
         Decision("device", backend.device, backend.describe()),
@@ -267,18 +265,12 @@ def _speculation(config: Config, target: Target) -> Proposers:
     return Proposers(build_proposers(config.speculation.parsed.methods, target))
 
 
-def _drafting(config: Config, speculation: Proposers, runner: ModelRunner, budget: int) -> Drafting:
-    """What decides how much is guessed."""
-    from octavo.scheduler.adaptive_drafts import AdaptiveDrafts
-    from octavo.scheduler.drafting import FixedDrafts
-
-    settings = config.speculation.parsed
-    if not settings.is_adaptive:
-        return FixedDrafts(settings.max_length)
+def _calibration(config: Config, runner: ModelRunner, budget: int) -> tuple[tuple[int, float], ...]:
+    """(rows, seconds) of steps, where it is decided by them how much is guessed."""
+    if not config.speculation.parsed.is_adaptive:
+        return ()
     counts = [count for count in _CALIBRATED_ROWS if count <= budget]
-    return AdaptiveDrafts(
-        max_lengths=settings.max_lengths, seconds_by_rows=runner.seconds_by_rows(counts)
-    )
+    return tuple(runner.seconds_by_rows(counts))
 
 
 def engine_child(config: Config) -> EngineChild:

@@ -215,6 +215,11 @@ class SchedulerConfig:
         "where a waiting request preempts running ones of lower priority.",
         choices=("fcfs", "priority"),
     )
+    record_steps: str | None = knob(
+        None,
+        "File that every step is written to: what the scheduler was told and what it decided, with "
+        "times, for `octavo simulate --replay`. It has the prompts, as token ids.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""What a scheduler was told and what it decided, as lines of JSON: enough to make it decide the same
-again (see simulator/replay.py), and to learn what steps cost.
+"""What a scheduler was told and what it decided, as lines of JSON: enough to make it decide the
+same again (see simulator/replay.py), and to learn what steps cost.
 
 The first line is the scheduler's settings. Each line after it is one event with the engine clock's
 seconds, in the order in which they happened: a request that came, an end, a step that was planned,
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from octavo.core.clock import Clock
 from octavo.core.errors import ConfigError, RequestError
@@ -33,11 +33,12 @@ from octavo.core.step import (
     TokenDelta,
 )
 from octavo.engine.messages import Add, End, ForgetPrefixes
-from octavo.scheduler.scheduler import Scheduler
 from octavo.scheduler.settings import SchedulerSettings
 
 FORMAT = 1
 """Goes up when a reader of an older version would misread the file."""
+
+_MOST_LINES = 256
 
 logger = logging.getLogger("octavo.engine")
 
@@ -110,20 +111,24 @@ def open_recording(path: Path) -> Recording:
 
 
 class RecordedScheduler:
-    """A scheduler that writes down what happens to it. Like one for an EngineLoop."""
+    """A scheduler that writes down what happens to it; like one for an EngineLoop. When it has
+    nothing to do, all has been written.
+    """
 
     def __init__(self, settings: SchedulerSettings, path: Path, clock: Clock) -> None:
         """Raises ConfigError if the file can't be written."""
         self._scheduler = settings.build()
         self._clock = clock
         self._path = path
+        self._lines: list[str] = []  # that are not in the file yet
+        self._is_writing = True
+        head = json.dumps({"format": FORMAT, "settings": asdict(settings)})
         try:
-            self._file: IO[str] | None = path.open("w", encoding="utf-8")
+            path.write_text(head + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(
                 f"--record-steps {path} can't be written ({error.strerror}): name another file"
             ) from None
-        self._write({"format": FORMAT, "settings": asdict(settings)})
 
     def add(self, request: Request) -> None:
         line = {"at": self._clock(), "add": _written_request(request)}
@@ -153,20 +158,20 @@ class RecordedScheduler:
     def update(self, output: StepOutput, now: float) -> list[TokenDelta]:
         self._write({"at": now, "output": _written_output(output)})
         deltas = self._scheduler.update(output, now)
-        self._flush_if_idle()
+        self._write_out_if_idle()
         return deltas
 
     def fail(self, error: str, now: float, *, running_only: bool) -> list[TokenDelta]:
         if running_only:  # else the engine is dead, and decides no more
             self._write({"at": now, "failed": error})
         deltas = self._scheduler.fail(error, now, running_only=running_only)
-        self._flush_if_idle()
+        self._write_out_if_idle()
         return deltas
 
     def end_all(self, reason: FinishReason, now: float) -> list[TokenDelta]:
         """The last that happens."""
         deltas = self._scheduler.end_all(reason, now)
-        self._flush_if_idle()
+        self._write_out_if_idle()
         return deltas
 
     @property
@@ -176,24 +181,26 @@ class RecordedScheduler:
     def stats(self) -> EngineStats:
         return self._scheduler.stats()
 
-    def _flush_if_idle(self) -> None:
-        if not self._scheduler.has_unfinished:
-            self._write_text("", flush=True)
-
     def _write(self, line: Mapping[str, Any]) -> None:
-        self._write_text(json.dumps(line, separators=(",", ":")) + "\n")
+        self._lines.append(json.dumps(line, separators=(",", ":")) + "\n")
+        if len(self._lines) >= _MOST_LINES:
+            self._write_out()
 
-    def _write_text(self, text: str, *, flush: bool = False) -> None:
+    def _write_out_if_idle(self) -> None:
+        if not self._scheduler.has_unfinished:
+            self._write_out()
+
+    def _write_out(self) -> None:
         """A full disk ends the recording, not the engine."""
-        if self._file is None:
+        lines, self._lines = self._lines, []
+        if not self._is_writing:
             return
         try:
-            self._file.write(text)
-            if flush:
-                self._file.flush()
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines(lines)
         except OSError as error:
             logger.warning("no more steps are recorded in %s: %s", self._path, error.strerror)
-            self._file = None
+            self._is_writing = False
 
 
 # --- events as JSON -----------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Self
 
 from octavo.config import Config
 from octavo.kvcache.block_pool import BlockPool
-from octavo.scheduler.adaptive_drafts import AdaptiveDrafts
 from octavo.scheduler.batching import batching_named
 from octavo.scheduler.drafting import Drafting, FixedDrafts
 from octavo.scheduler.policies import policy_named
@@ -89,4 +88,6 @@ class SchedulerSettings:
             return None
         if not self.adapts_drafts:
             return FixedDrafts(max(self.draft_lengths))
+        from octavo.scheduler.adaptive_drafts import AdaptiveDrafts  # only who guesses loads it
+
         return AdaptiveDrafts(max_lengths=self.draft_lengths, seconds_by_rows=self.seconds_by_rows)

@@ -1,12 +1,25 @@
-"""Time that passes when it is told to."""
+"""Time that passes when it is told to: at once, or by waiting."""
 
 from __future__ import annotations
+
+import time
+from typing import Protocol
 
 from octavo.core.errors import InvariantError
 
 
+class PassingClock(Protocol):
+    """A core.clock.Clock whose time can be made to pass."""
+
+    def __call__(self) -> float: ...
+
+    def move_to(self, now: float) -> None:
+        """Let time pass until then."""
+        ...
+
+
 class VirtualClock:
-    """A core.clock.Clock: seconds from 0. now: the same, without a call."""
+    """Stands still until it is moved. now: seconds from 0; the same as a call."""
 
     __slots__ = ("now",)
 
@@ -16,12 +29,20 @@ class VirtualClock:
     def __call__(self) -> float:
         return self.now
 
-    def advance(self, seconds: float) -> None:
-        """Let so much time pass."""
-        self.move_to(self.now + seconds)
-
     def move_to(self, now: float) -> None:
-        """Let time pass until then. Raises InvariantError if that is in the past."""
+        """Raises InvariantError if that is in the past."""
         if not now >= self.now:
             raise InvariantError(f"the clock can't go from {self.now} s back to {now} s")
         self.now = now
+
+
+class RealClock:
+    """The machine's, which all its processes share."""
+
+    def __call__(self) -> float:
+        return time.monotonic()
+
+    def move_to(self, now: float) -> None:
+        """Wait; not at all for what is past."""
+        if (seconds := now - time.monotonic()) > 0:
+            time.sleep(seconds)

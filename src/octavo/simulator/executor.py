@@ -13,11 +13,14 @@ from octavo.core.step import (
     SlotBinding,
     StepOutput,
 )
+from octavo.simulator.clock import PassingClock
+from octavo.simulator.cost_model import CostModel
+from octavo.simulator.work import work_of
 
-StepSeconds = Callable[[ScheduledStep], float]
-"""What a step takes, and all that is between it and the next one."""
 AnswerLength = Callable[[SlotBinding], int]
 """Tokens that a sequence generates, the one that ends it among them."""
+OnStep = Callable[[ScheduledStep, float, float], None]
+"""Told of each step, and from when until when it is computed."""
 
 _NOT_SIMULATED = "there are no log-probabilities without a model; leave logprobs out"
 _MASK = (1 << 64) - 1
@@ -36,38 +39,68 @@ class SimulatedExecutor:
     """An Executor. Its tokens depend on the sequence's seed and the position alone, so that a
     prefix cache works: a sequence that is computed again comes to the same ones.
 
-    seconds_of: of each step. pass_time: called with them when the step's result is taken: moves a
-    virtual clock, or waits. answer_length: of sequences that have a token to end with; None: all go
-    on to their max_tokens. acceptance: of each method that guesses, the probability that a guess is
-    accepted if the one before it was; there are always as many guesses as asked for. token_ids:
-    that answers are made of.
-    """
+    A step takes the seconds that `costs` says, by `clock`. Of a pipeline with several stages as
+    many steps are computed at once. slack_s: a step that comes so soon after the one before began
+    with its end: what the host does in between is in the costs.
 
-    max_steps_in_flight = 1
+    answer_length: of sequences that have a token to end with; None: all go on to their max_tokens.
+    acceptance: of each method that guesses, the probability that a guess is accepted if the one
+    before it was; there are always as many guesses as asked for. token_ids: that answers are made
+    of. on_step: looks on.
+    """
 
     def __init__(
         self,
-        seconds_of: StepSeconds,
-        pass_time: Callable[[float], None],
+        costs: CostModel,
+        clock: PassingClock,
         *,
         num_blocks: int,
+        slack_s: float = 0.0,
         answer_length: AnswerLength | None = None,
         acceptance: Sequence[float] = (),
         token_ids: Sequence[int] = range(1 << 30),
+        on_step: OnStep | None = None,
     ) -> None:
         self.num_blocks = num_blocks
-        self._seconds_of = seconds_of
-        self._pass_time = pass_time
+        self.max_steps_in_flight = costs.num_stages
+        self._costs = costs
+        self._windows = costs.windows
+        self._clock = clock
+        self._slack_s = slack_s
         self._answer_length = answer_length
         self._acceptance = tuple(acceptance)
         self._token_ids = token_ids
+        self._on_step = on_step
+        self._free_s = -math.inf  # when the first stage is
         self._seeds: dict[int, int] = {}  # by slot
         self._peculiar: dict[int, _Peculiar] = {}
 
     def submit(self, step: ScheduledStep) -> SimulatedStep:
         for binding in step.bindings:
             self._bind(binding)
-        seconds = self._seconds_of(step)
+        work = work_of(step, self._windows)
+        seconds = self._costs.seconds(work)
+        draft_seconds = self._costs.draft_seconds(work) if work.num_drafting else 0.0
+        start_s, free_s = self._clock(), self._free_s
+        if free_s > start_s - self._slack_s:
+            start_s = free_s
+        end_s = start_s + seconds + draft_seconds
+        self._free_s = start_s + (seconds + draft_seconds) / self.max_steps_in_flight
+        if self._on_step is not None:
+            self._on_step(step, start_s, end_s)
+        output = StepOutput(
+            step.step_id,
+            self._outputs(step),
+            seconds,
+            self._by_method(step, draft_seconds) if work.num_drafting else (),
+        )
+        return SimulatedStep(output, end_s, self._clock)
+
+    def shutdown(self) -> None:
+        self._seeds.clear()
+        self._peculiar.clear()
+
+    def _outputs(self, step: ScheduledStep) -> list[SequenceOutput]:
         seeds, peculiar = self._seeds, self._peculiar
         token_ids, num_ids = self._token_ids, len(self._token_ids)
         outputs = []
@@ -79,11 +112,15 @@ class SimulatedExecutor:
                 outputs.append(SequenceOutput(slot, (token,)))
             else:
                 outputs.append(SequenceOutput(slot, ()))
-        return SimulatedStep(StepOutput(step.step_id, outputs, seconds), self._pass_time)
+        return outputs
 
-    def shutdown(self) -> None:
-        self._seeds.clear()
-        self._peculiar.clear()
+    def _by_method(self, step: ScheduledStep, draft_seconds: float) -> tuple[float, ...]:
+        """Shared among the methods by how many sequences each guesses for."""
+        counts = [0] * len(self._acceptance)
+        for sequence in step.sequences:
+            if sequence.draft is not None:
+                counts[sequence.draft.method] += 1
+        return tuple([draft_seconds * count / sum(counts) for count in counts])
 
     def _bind(self, binding: SlotBinding) -> None:
         slot, sampling = binding.slot, binding.sampling
@@ -121,14 +158,15 @@ class SimulatedExecutor:
 class SimulatedStep:
     """A PendingStep."""
 
-    __slots__ = ("_output", "_pass_time")
+    __slots__ = ("_clock", "_end_s", "_output")
 
-    def __init__(self, output: StepOutput, pass_time: Callable[[float], None]) -> None:
+    def __init__(self, output: StepOutput, end_s: float, clock: PassingClock) -> None:
         self._output = output
-        self._pass_time = pass_time
+        self._end_s = end_s
+        self._clock = clock
 
     def result(self) -> StepOutput:
-        self._pass_time(self._output.seconds)
+        self._clock.move_to(self._end_s)
         return self._output
 
 

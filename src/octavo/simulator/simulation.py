@@ -5,20 +5,18 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from octavo.core.errors import InvariantError, RequestError
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import EngineStats, RequestTimes, ScheduledStep
+from octavo.core.step import EngineStats, RequestTimes
 from octavo.engine.loop import EngineLoop
 from octavo.scheduler.settings import SchedulerSettings
 from octavo.simulator.clock import VirtualClock
-from octavo.simulator.executor import SimulatedExecutor, StepSeconds
-
-OnStep = Callable[[ScheduledStep, float, float], None]
-"""Told of each step, and when it begins and will have ended."""
+from octavo.simulator.cost_model import CostModel
+from octavo.simulator.executor import OnStep, SimulatedExecutor
 
 _SAMPLING = SamplingParams(temperature=0.0)
 
@@ -57,38 +55,31 @@ class RequestTiming(NamedTuple):
 class SimulatedEngine:
     """An engine loop on a virtual clock. Its scheduler is the real one.
 
-    seconds_of: of each step. acceptance: see SimulatedExecutor. on_step: looks on.
+    costs: of steps. acceptance, on_step: see SimulatedExecutor.
     """
 
     def __init__(
         self,
         settings: SchedulerSettings,
-        seconds_of: StepSeconds,
+        costs: CostModel,
         *,
         acceptance: Sequence[float] = (),
         on_step: OnStep | None = None,
     ) -> None:
         self.clock = VirtualClock()
-        if on_step is not None:
-            seconds_of = self._observed(seconds_of, on_step)
         executor = SimulatedExecutor(
-            seconds_of,
-            self.clock.advance,
+            costs,
+            self.clock,
             num_blocks=settings.num_blocks,
             acceptance=acceptance,
+            on_step=on_step,
         )
-        self.loop = EngineLoop(settings.build(), executor, self.clock)
+        self.loop = EngineLoop(
+            settings.build(), executor, self.clock, depth=executor.max_steps_in_flight
+        )
 
     def stats(self) -> EngineStats:
         return self.loop.stats()
-
-    def _observed(self, seconds_of: StepSeconds, on_step: OnStep) -> StepSeconds:
-        def observed(step: ScheduledStep) -> float:
-            seconds = seconds_of(step)
-            on_step(step, self.clock.now, self.clock.now + seconds)
-            return seconds
-
-        return observed
 
 
 def simulate(
