@@ -15,10 +15,14 @@ from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RopeTable
 from octavo.models.causal_lm import CausalLM
-from octavo.models.config import DecoderShape, ModelConfig
 from octavo.models.registry import register
-
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
+from octavo.weights.attention_windows import (
+    GLOBAL,
+    LOCAL,
+    gemma3_layer_types,
+    gemma3_windows,
+)
+from octavo.weights.model_config import DecoderShape, ModelConfig
 
 
 @register("Gemma3ForCausalLM", model_type="gemma3_text")
@@ -26,9 +30,9 @@ def build(config: ModelConfig) -> CausalLM:
     config.refuse("attn_logit_softcapping", "final_logit_softcapping")
     config.refuse("use_bidirectional_attention")
     shape = DecoderShape.read(config, head_dim=256, ties_embeddings=True)
-    types = config.layer_types(shape.num_layers) or _pattern(config, shape.num_layers)
+    types = gemma3_layer_types(config, shape.num_layers)
+    windows = gemma3_windows(config, shape.num_layers)
     ropes = _ropes(config, shape)
-    windows = {GLOBAL: None, LOCAL: config.integer("sliding_window", 4096)}
     softmax_scale = config.number("query_pre_attn_scalar", 256) ** -0.5
     bias = config.flag("attention_bias", False)
     activation = config.text("hidden_activation", "gelu_pytorch_tanh")
@@ -44,7 +48,7 @@ def build(config: ModelConfig) -> CausalLM:
                 f"{name}.self_attn",
                 index,
                 shape.hidden,
-                AttentionSpec(shape.heads, shape.kv_heads, shape.head_dim, windows[kind]),
+                AttentionSpec(shape.heads, shape.kv_heads, shape.head_dim, windows[index]),
                 ropes[kind],
                 softmax_scale=softmax_scale,
                 qkv_bias=bias,
@@ -69,12 +73,6 @@ def build(config: ModelConfig) -> CausalLM:
         norm("model.norm"),
         Head(embedding, None if shape.ties_embeddings else "lm_head.weight"),
     )
-
-
-def _pattern(config: ModelConfig, num_layers: int) -> list[str]:
-    """Every sliding_window_pattern-th layer is global."""
-    every = config.integer("sliding_window_pattern", 6)
-    return [LOCAL if (index + 1) % every else GLOBAL for index in range(num_layers)]
 
 
 def _ropes(config: ModelConfig, shape: DecoderShape) -> dict[str, RopeTable]:

@@ -13,8 +13,8 @@ from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RopeTable
 from octavo.models.causal_lm import CausalLM
-from octavo.models.config import DecoderShape, ModelConfig
 from octavo.models.registry import register
+from octavo.weights.model_config import DecoderShape, ModelConfig
 
 
 @register("LlamaForCausalLM", model_type="llama")

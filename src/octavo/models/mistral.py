@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from octavo.models.causal_lm import CausalLM
-from octavo.models.config import DecoderShape, ModelConfig
 from octavo.models.llama import decoder
 from octavo.models.registry import register
+from octavo.weights.attention_windows import mistral_windows
+from octavo.weights.model_config import DecoderShape, ModelConfig
 
 
 @register("MistralForCausalLM", model_type="mistral")
 def build(config: ModelConfig) -> CausalLM:
     config.refuse("layer_types")
     shape = DecoderShape.read(config)
-    window = config.optional_integer("sliding_window")
-    if "sliding_window" not in config.values:  # transformers' default; null is "no window"
-        window = 4096
     return decoder(
         "mistral",
         config,
         shape,
-        [window] * shape.num_layers,
+        mistral_windows(config, shape.num_layers),
         qkv_bias=False,
         output_bias=False,
         has_qk_norm=False,

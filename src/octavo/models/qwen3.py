@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from octavo.models.causal_lm import CausalLM
-from octavo.models.config import DecoderShape, ModelConfig
 from octavo.models.llama import decoder
-from octavo.models.qwen2 import qwen_windows
 from octavo.models.registry import register
+from octavo.weights.attention_windows import qwen_windows
+from octavo.weights.model_config import DecoderShape, ModelConfig
 
 
 @register("Qwen3ForCausalLM", model_type="qwen3")

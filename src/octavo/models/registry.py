@@ -10,7 +10,7 @@ from typing import Any
 import octavo.models
 from octavo.core.errors import ConfigError, InvariantError
 from octavo.models.causal_lm import CausalLM
-from octavo.models.config import ModelConfig
+from octavo.weights.model_config import ModelConfig
 
 Builder = Callable[[ModelConfig], CausalLM]
 

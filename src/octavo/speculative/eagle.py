@@ -11,7 +11,6 @@ import numpy as np
 
 from octavo.core.errors import ConfigError, InvariantError
 from octavo.core.step import ScheduledSequence, ScheduledStep
-from octavo.models.config import ModelConfig
 from octavo.ops import (
     Array,
     BatchContext,
@@ -38,6 +37,7 @@ from octavo.speculative.heads import head_name
 from octavo.speculative.host_rows import HostRows
 from octavo.speculative.proposer import Capabilities, DraftTask
 from octavo.speculative.registry import Options, Target, register
+from octavo.weights.model_config import ModelConfig
 
 _MOST_WAITING_BYTES = 8 << 20
 """Features that wait for the head: nobody has counted this memory, so it must be next to nothing

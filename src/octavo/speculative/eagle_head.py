@@ -37,9 +37,9 @@ from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RopeTable
 from octavo.models.causal_lm import CausalLM
-from octavo.models.config import DecoderShape, ModelConfig
 from octavo.ops import Array, BatchContext, add
 from octavo.speculative.head_checkpoint import LM_HEAD, DraftLogits
+from octavo.weights.model_config import DecoderShape, ModelConfig
 
 Embed = Callable[[Array], Array]
 

@@ -11,11 +11,11 @@ import numpy as np
 from octavo.core.errors import ConfigError
 from octavo.layers.layer import Layer, Weight
 from octavo.models.causal_lm import CausalLM
-from octavo.models.config import ModelConfig
 from octavo.models.loader import Weighted, load_weights, plan_weights
 from octavo.ops import Array, linear
 from octavo.speculative.registry import Target
 from octavo.weights import Checkpoint, TensorSpec
+from octavo.weights.model_config import ModelConfig
 
 _BLOCKS = {"Q8_0", "Q4_0", "Q4_1"}  # GGUF's, of which a native plan keeps the bits
 LM_HEAD = "lm_head.weight"

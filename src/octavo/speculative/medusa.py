@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.core.step import ScheduledStep
-from octavo.models.config import ModelConfig
 from octavo.ops import Array, log_probabilities, split_columns
 from octavo.ops.backend import Backend
 from octavo.ops.batch import KVLayer
@@ -33,6 +32,7 @@ from octavo.speculative.host_rows import HostRows
 from octavo.speculative.medusa_heads import MedusaHeads
 from octavo.speculative.proposer import Capabilities, DraftTask
 from octavo.speculative.registry import Options, Target, register
+from octavo.weights.model_config import ModelConfig
 
 _WIDTH = 10
 """Likeliest tokens of a head that a tree may have side by side, as in the published trees."""

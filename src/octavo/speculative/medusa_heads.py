@@ -17,9 +17,9 @@ from collections.abc import Collection
 from octavo.layers.layer import Layer, Weight
 from octavo.layers.linear import Linear
 from octavo.models.causal_lm import CausalLM
-from octavo.models.config import ModelConfig
 from octavo.ops import Array, add, linear, silu, split_columns
 from octavo.speculative.head_checkpoint import LM_HEAD, DraftLogits
+from octavo.weights.model_config import ModelConfig
 
 MAX_HEADS = 64
 

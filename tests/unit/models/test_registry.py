@@ -30,9 +30,7 @@ def test_spec() -> None:
     assert spec.num_parameters == 2 * 320 * 64 + 2 * block + 64
     assert (spec.family, spec.vocab_size, spec.hidden_size) == ("llama", 320, 64)
     assert spec.max_position == 512
-    assert [
-        (a.num_heads, a.num_kv_heads, a.head_dim, a.window) for a in spec.grouped_attention
-    ] == ([(4, 2, 16, None)] * 2)
+    assert spec.grouped_attention == [AttentionSpec(4, 2, 16)] * 2
     for dtype, num_bytes in (("bfloat16", 32), ("int8", 16 + 4), ("fp8", 16)):
         assert spec.kv_bytes_per_token(KVFormat(dtype)) == 2 * 2 * 2 * num_bytes
 

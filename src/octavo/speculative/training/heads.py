@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from octavo.models.config import ModelConfig
 from octavo.ops.torch.dtypes import to_array
 from octavo.speculative.training.eagle import EagleHead, EagleShape
 from octavo.speculative.training.medusa import MedusaHeads
 from octavo.speculative.training.target import Target
+from octavo.weights.model_config import ModelConfig
 from octavo.weights.safetensors_writer import write_safetensors
 
 METHODS = ("eagle", "medusa")
