@@ -1,0 +1,392 @@
+"""From a config.json alone to a model in numbers, also for families that Octavo can't run.
+
+The fields are those of transformers' configuration classes, whose modules say which tensors a layer
+has (github.com/huggingface/transformers, src/transformers/models).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from octavo.core.errors import ConfigError
+from octavo.core.model_spec import (
+    AttentionSpec,
+    LatentAttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    MoESpec,
+)
+from octavo.simulator.hybrid_configs import delta_net, mamba2
+from octavo.weights.attention_windows import (
+    GLOBAL,
+    LOCAL,
+    gemma3_windows,
+    mistral_windows,
+    qwen_windows,
+)
+from octavo.weights.model_config import MAX_LAYERS, DecoderShape, ModelConfig
+
+_Windows = Callable[[ModelConfig, int], list[int | None]]
+_Feed = tuple[MLPSpec | MoESpec, int]
+"""A layer's MLP, and its parameters that are no matrices."""
+_MLPs = Callable[[ModelConfig, int, int], _Feed]
+"""Of a config, the hidden size and a layer's index."""
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """What a config.json describes; of models that also see or hear, the language model.
+
+    Raises ConfigError for a family that isn't known, or a config that contradicts itself.
+    """
+    text = _language_model(config)
+    model_type = str(text.get("model_type"))
+    text = {**_DEFAULTS.get(model_type, {}), **text}
+    read = _FAMILIES.get(model_type)
+    if read is None:
+        raise ConfigError(
+            f"config.json: the model type {model_type!r} is not known; plans can be made for "
+            f"{', '.join(sorted(_FAMILIES))}"
+        )
+    return read(model_type, ModelConfig(text))
+
+
+def known_families() -> tuple[str, ...]:
+    """Model types of config.json that `spec_from_config` reads."""
+    return tuple(sorted(_FAMILIES))
+
+
+def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Its part of the config of a model that has other parts, too."""
+    inner = config.get("text_config")
+    if not isinstance(inner, Mapping) or inner.get("model_type") not in _FAMILIES:
+        return config
+    tied = config.get("tie_word_embeddings")
+    return inner if tied is None else {"tie_word_embeddings": tied, **inner}
+
+
+# --- what windows and MLPs there are --------------------------------------------------------------
+
+
+def _no_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
+    return [None] * num_layers
+
+
+def _windows_by_type(every: int) -> _Windows:
+    """As `layer_types` says; without it, every so manieth layer is global."""
+
+    def windows(config: ModelConfig, num_layers: int) -> list[int | None]:
+        window = config.optional_integer("sliding_window")
+        types = config.layer_types(num_layers)
+        if types is None:
+            types = [LOCAL if (index + 1) % every else GLOBAL for index in range(num_layers)]
+        return [window if one == LOCAL else None for one in types]
+
+    return windows
+
+
+def _dense(config: ModelConfig, hidden: int, index: int) -> _Feed:
+    return MLPSpec(config.integer("intermediate_size")), 0
+
+
+def _mixtral_experts(config: ModelConfig, hidden: int, index: int) -> _Feed:
+    return _experts(config, "intermediate_size"), 0
+
+
+def _gpt_oss_experts(config: ModelConfig, hidden: int, index: int) -> _Feed:
+    """All products have biases."""
+    moe = _experts(config, "intermediate_size")
+    biases = moe.num_experts * (2 * moe.expert.inner_size + hidden + 1)
+    return moe, biases
+
+
+def _qwen_experts(config: ModelConfig, hidden: int, index: int) -> _Feed:
+    step = config.integer("decoder_sparse_step", 1)
+    dense_layers = config.values.get("mlp_only_layers") or []
+    if index in dense_layers or (index + 1) % step:
+        return _dense(config, hidden, index)
+    moe = _experts(config, "moe_intermediate_size")
+    shared = config.optional_integer("shared_expert_intermediate_size")
+    if not shared:
+        return moe, 0
+    return replace(moe, shared=MLPSpec(shared)), hidden  # the shared expert's gate
+
+
+def _deepseek_experts(config: ModelConfig, hidden: int, index: int) -> _Feed:
+    """Dense layers first. Routers after DeepSeek-V2's correct their scores by a bias."""
+    if index < config.integer("first_k_dense_replace", 0, low=0):
+        return _dense(config, hidden, index)
+    moe = _experts(config, "moe_intermediate_size")
+    num_shared = config.integer("n_shared_experts", 0, low=0)
+    if num_shared:
+        moe = replace(moe, shared=MLPSpec(num_shared * moe.expert.inner_size))
+    is_second = config.text("model_type", "") == "deepseek_v2"
+    return moe, 0 if is_second else moe.num_experts
+
+
+def _experts(config: ModelConfig, inner_key: str, *, is_gated: bool = True) -> MoESpec:
+    """inner_key: of one expert. How many there are has a name by family and version."""
+    expert = MLPSpec(config.integer(inner_key), is_gated)
+    key = next((key for key in _NUM_EXPERTS if config.values.get(key)), _NUM_EXPERTS[0])
+    num_experts = config.integer(key)
+    num_active = config.integer("num_experts_per_tok", high=num_experts)
+    return MoESpec(expert, num_experts, num_active)
+
+
+# --- families -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Grouped:
+    """A family of grouped-query decoders; called, it reads one.
+
+    head_dim: where the config says none; None is hidden / heads. qkv_bias, output_bias: None is as
+    attention_bias says, which is bias_default if it is missing. has_head_norms: of queries and
+    keys, over each head. has_wide_norms: over all heads together. num_norms: over the hidden state,
+    in a layer. has_sinks: one value a head that takes part in the softmax.
+    """
+
+    windows: _Windows = _no_windows
+    mlps: _MLPs = _dense
+    head_dim: int | None = None
+    ties: bool = False
+    qkv_bias: bool | None = None
+    output_bias: bool | None = None
+    bias_default: bool = False
+    has_head_norms: bool = False
+    has_wide_norms: bool = False
+    num_norms: int = 2
+    has_sinks: bool = False
+
+    def __call__(self, family: str, config: ModelConfig) -> ModelSpec:
+        shape = DecoderShape.read(config, head_dim=self.head_dim, ties_embeddings=self.ties)
+        windows = self.windows(config, shape.num_layers)
+        vectors = self.num_attention_vectors(config, shape) + self.num_norms * shape.hidden
+        layers = []
+        for index, window in enumerate(windows):
+            mlp, in_mlp = self.mlps(config, shape.hidden, index)
+            attention = AttentionSpec(shape.heads, shape.kv_heads, shape.head_dim, window)
+            layers.append(LayerSpec(attention, mlp, vectors + in_mlp))
+        return _model(family, shape, layers)
+
+    def num_attention_vectors(self, config: ModelConfig, shape: DecoderShape) -> int:
+        """Of biases, norms of queries and keys, sinks."""
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        bias = config.flag("attention_bias", self.bias_default)
+        count = 0
+        if bias if self.qkv_bias is None else self.qkv_bias:
+            count += queries + 2 * keys
+        if bias if self.output_bias is None else self.output_bias:
+            count += shape.hidden
+        if self.has_head_norms:
+            count += 2 * shape.head_dim
+        if self.has_wide_norms:
+            count += queries + keys
+        if self.has_sinks:
+            count += shape.heads
+        return count
+
+
+def _model(family: str, shape: DecoderShape, layers: list[LayerSpec]) -> ModelSpec:
+    return ModelSpec(
+        family=family,
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        max_position=shape.context,
+        layers=tuple(layers),
+        ties_embeddings=shape.ties_embeddings,
+        num_vector_parameters=shape.hidden,
+    )
+
+
+def _deepseek(family: str, config: ModelConfig) -> ModelSpec:
+    """DeepSeek-V2 and V3, Kimi K2, and others with latent attention."""
+    hidden = config.integer("hidden_size")
+    query_rank = config.optional_integer("q_lora_rank")
+    attention = LatentAttentionSpec(
+        num_heads=config.integer("num_attention_heads"),
+        query_rank=query_rank,
+        kv_rank=config.integer("kv_lora_rank"),
+        nope_dim=config.integer("qk_nope_head_dim"),
+        rope_dim=config.integer("qk_rope_head_dim"),
+        value_dim=config.integer("v_head_dim"),
+    )
+    vectors = 2 * hidden + attention.kv_rank + (query_rank or 0)
+    layers = []
+    for index in range(config.integer("num_hidden_layers", high=MAX_LAYERS)):
+        mlp, in_mlp = _deepseek_experts(config, hidden, index)
+        layers.append(LayerSpec(attention, mlp, vectors + in_mlp))
+    return ModelSpec(
+        family=family,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_position=config.integer("max_position_embeddings"),
+        layers=tuple(layers),
+        ties_embeddings=config.flag("tie_word_embeddings", False),
+        num_vector_parameters=hidden,
+    )
+
+
+def _opt(family: str, config: ModelConfig) -> ModelSpec:
+    """A table of positions, MLPs without gates, biases everywhere. Source: arXiv 2205.01068."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    inner, positions = config.integer("ffn_dim"), config.integer("max_position_embeddings")
+    if config.integer("word_embed_proj_dim", hidden) != hidden:
+        raise config.error("word_embed_proj_dim", f"hidden_size, {hidden}")
+    vectors = 4 * hidden + (inner + hidden) + 2 * 2 * hidden
+    layer = LayerSpec(
+        AttentionSpec(heads, heads, hidden // heads), MLPSpec(inner, is_gated=False), vectors
+    )
+    return ModelSpec(
+        family=family,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_position=positions,
+        layers=(layer,) * config.integer("num_hidden_layers", high=MAX_LAYERS),
+        ties_embeddings=config.flag("tie_word_embeddings", True),
+        # The table begins two rows before the first position.
+        num_vector_parameters=2 * hidden + (positions + 2) * hidden,
+    )
+
+
+def _qwen_hybrid(mlps: _MLPs) -> Callable[[str, ModelConfig], ModelSpec]:
+    """Qwen3-Next and Qwen3.5: three layers of linear attention, then one of gated attention."""
+
+    def read(family: str, config: ModelConfig) -> ModelSpec:
+        shape = DecoderShape.read(_with_inner(config), head_dim=256)
+        types = _types(
+            config,
+            shape.num_layers,
+            every=config.integer("full_attention_interval", 4),
+            other="linear_attention",
+        )
+        linear, linear_vectors = delta_net(config, shape.hidden)
+        layers = []
+        for index, one in enumerate(types):
+            mlp, vectors = mlps(config, shape.hidden, index)
+            vectors += 2 * shape.hidden
+            if one == GLOBAL:
+                attention = AttentionSpec(
+                    shape.heads, shape.kv_heads, shape.head_dim, has_output_gate=True
+                )
+                layers.append(LayerSpec(attention, mlp, vectors + 2 * shape.head_dim))
+            else:
+                layers.append(LayerSpec(linear, mlp, vectors + linear_vectors))
+        return _model(family, shape, layers)
+
+    return read
+
+
+def _with_inner(config: ModelConfig) -> ModelConfig:
+    """Families of experts alone have no intermediate_size."""
+    inner = config.values.get("moe_intermediate_size")
+    return ModelConfig({"intermediate_size": inner, **config.values})
+
+
+def _types(config: ModelConfig, num_layers: int, *, every: int, other: str) -> list[str]:
+    types = config.values.get("layer_types")
+    if types is None:
+        return [other if (index + 1) % every else GLOBAL for index in range(num_layers)]
+    known = (GLOBAL, other)
+    if not isinstance(types, list) or len(types) != num_layers or set(types) - set(known):
+        raise config.error("layer_types", f"{num_layers} of {' and '.join(known)}")
+    return types
+
+
+def _nemotron(family: str, config: ModelConfig) -> ModelSpec:
+    """Layers that are each one thing: Mamba 2 ("M"), attention ("*"), an MLP ("-") or experts
+    ("E"). Source: arXiv 2504.03624.
+    """
+    hidden = config.integer("hidden_size")
+    kinds = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*"}
+    kinds |= {"mlp": "-", "moe": "E"}
+    named = config.values.get("layers_block_type") or config.values.get("layer_types")
+    pattern = config.values.get("hybrid_override_pattern")
+    letters = list(pattern) if isinstance(pattern, str) else [kinds.get(n, "") for n in named or ()]
+    if not letters or len(letters) > MAX_LAYERS or set(letters) - set(kinds.values()):
+        raise config.error("hybrid_override_pattern", "one of M, *, - and E for each layer")
+    recurrent, recurrent_vectors = mamba2(config, hidden)
+    heads = config.integer("num_attention_heads")
+    attention = AttentionSpec(
+        heads,
+        config.integer("num_key_value_heads", heads),
+        config.integer("head_dim", hidden // heads),
+    )
+    layers = []
+    for letter in letters:
+        if letter == "M":
+            layers.append(LayerSpec(recurrent, None, hidden + recurrent_vectors))
+        elif letter == "*":
+            layers.append(LayerSpec(attention, None, hidden))
+        elif letter == "-":
+            inner = config.integer("intermediate_size")
+            layers.append(LayerSpec(None, MLPSpec(inner, is_gated=False), hidden))
+        else:
+            moe = _experts(config, "moe_intermediate_size", is_gated=False)
+            inner = config.integer("moe_shared_expert_intermediate_size")
+            moe = replace(moe, shared=MLPSpec(inner, is_gated=False))
+            layers.append(LayerSpec(None, moe, hidden + moe.num_experts))
+    return ModelSpec(
+        family=family,
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        max_position=config.integer("max_position_embeddings"),
+        layers=tuple(layers),
+        ties_embeddings=config.flag("tie_word_embeddings", False),
+        num_vector_parameters=hidden,
+    )
+
+
+_LLAMA = _Grouped()
+_QWEN2 = _Grouped(windows=qwen_windows, qkv_bias=True, output_bias=False)
+_QWEN3 = _Grouped(windows=qwen_windows, head_dim=128, has_head_norms=True)
+_GEMMA = _Grouped(windows=_windows_by_type(2), head_dim=256, ties=True, num_norms=4)
+
+_FAMILIES: dict[str, Callable[[str, ModelConfig], ModelSpec]] = {
+    "llama": _LLAMA,
+    "mistral": _Grouped(windows=mistral_windows, qkv_bias=False, output_bias=False),
+    "ministral3": _Grouped(qkv_bias=False, output_bias=False),
+    "mixtral": _Grouped(
+        windows=mistral_windows, mlps=_mixtral_experts, qkv_bias=False, output_bias=False
+    ),
+    "qwen2": _QWEN2,
+    "qwen2_moe": replace(_QWEN2, mlps=_qwen_experts, windows=_no_windows),
+    "qwen2_5_vl": _QWEN2,
+    "qwen2_5_vl_text": _QWEN2,
+    "qwen3": _QWEN3,
+    "qwen3_moe": replace(_QWEN3, mlps=_qwen_experts, windows=_no_windows),
+    "qwen3_next": _qwen_hybrid(_qwen_experts),
+    "qwen3_5_text": _qwen_hybrid(_dense),
+    "qwen3_5_moe_text": _qwen_hybrid(_qwen_experts),
+    "gemma2": _GEMMA,
+    "gemma3_text": replace(_GEMMA, windows=gemma3_windows, has_head_norms=True),
+    "phi3": _Grouped(windows=mistral_windows, qkv_bias=False, output_bias=False),
+    "olmo2": _Grouped(has_wide_norms=True),
+    "olmo3": _Grouped(windows=_windows_by_type(4), has_wide_norms=True),
+    "granite": _LLAMA,
+    "smollm3": _Grouped(ties=True),
+    "seed_oss": _Grouped(qkv_bias=True, output_bias=False),
+    "gpt_oss": _Grouped(
+        windows=_windows_by_type(2), mlps=_gpt_oss_experts, bias_default=True, has_sinks=True
+    ),
+    "glm4_moe": _Grouped(mlps=_deepseek_experts, output_bias=False),
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "kimi_k2": _deepseek,
+    "opt": _opt,
+    "nemotron_h": _nemotron,
+}
+
+# Of configs that leave out what transformers has as its default.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+    },
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+}
