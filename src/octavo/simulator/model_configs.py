@@ -357,7 +357,7 @@ _FAMILIES: dict[str, Callable[[str, ModelConfig], ModelSpec]] = {
     "qwen2_5_vl": _QWEN2,
     "qwen2_5_vl_text": _QWEN2,
     "qwen3": _QWEN3,
-    "qwen3_moe": replace(_QWEN3, mlps=_qwen_experts, windows=_no_windows),
+    "qwen3_moe": replace(_QWEN3, mlps=_qwen_experts, windows=_no_windows, head_dim=None),
     "qwen3_next": _qwen_hybrid(_qwen_experts),
     "qwen3_5_text": _qwen_hybrid(_dense),
     "qwen3_5_moe_text": _qwen_hybrid(_qwen_experts),

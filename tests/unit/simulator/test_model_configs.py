@@ -1,0 +1,119 @@
+"""From config.json to numbers: equal to what models built from it have."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from octavo.core.errors import ConfigError
+from octavo.models.registry import architectures, build_model
+from octavo.simulator.model_configs import known_families, spec_from_config
+from support.configs import LLAMA
+
+_REGISTERED = {
+    "LlamaForCausalLM": {"model_type": "llama", "attention_bias": True},
+    "MistralForCausalLM": {"model_type": "mistral", "sliding_window": 100},
+    "Qwen2ForCausalLM": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 64,
+        "max_window_layers": 1,
+    },
+    "Qwen3ForCausalLM": {"model_type": "qwen3", "tie_word_embeddings": True},
+    "Gemma3ForCausalLM": {
+        "model_type": "gemma3_text",
+        "sliding_window": 64,
+        "sliding_window_pattern": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("architecture", architectures())
+def test_registered_families_have_the_numbers_of_their_models(architecture: str) -> None:
+    config = LLAMA | {"architectures": [architecture]} | _REGISTERED[architecture]
+    model = build_model(config)
+    spec = spec_from_config(config)
+    assert spec == model.spec
+    in_tensors = sum(math.prod(group[0].shape) for group in model.tensors())
+    assert spec.num_parameters == in_tensors
+
+
+_SMALL = {
+    "num_hidden_layers": 4,
+    "vocab_size": 1024,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+_DEEPSEEK = _EXPERTS | {"n_routed_experts": 8, "first_k_dense_replace": 1, "num_mtp_layers": 0}
+_QWEN = _EXPERTS | {"num_experts": 8, "shared_expert_intermediate_size": 48}
+_MORE: dict[str, dict[str, Any]] = {
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "glm4_moe": _DEEPSEEK,
+    "qwen2_moe": _QWEN | {"decoder_sparse_step": 2},
+    "qwen3_moe": _EXPERTS | {"num_experts": 8},
+    "qwen3_next": _QWEN,
+    "qwen3_5_moe_text": _QWEN,
+    "mixtral": {"num_local_experts": 4},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "opt": {"ffn_dim": 256, "word_embed_proj_dim": 128},
+    "nemotron_h": _EXPERTS | {"hybrid_override_pattern": "M*-E", "mamba_num_heads": 8},
+}
+_NOT_ALONE = {"kimi_k2", "qwen2_5_vl", "qwen2_5_vl_text"}
+"""Not a class of transformers, or not one that generates by itself."""
+
+
+@pytest.mark.parametrize("family", sorted(set(known_families()) - _NOT_ALONE))
+def test_parameters_are_those_of_transformers(family: str) -> None:
+    config = CONFIG_MAPPING[family](**_SMALL | _MORE.get(family, {}))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    # Routers keep what corrects their scores as a buffer; checkpoints have it as a tensor.
+    corrections = [b for name, b in model.named_buffers() if name.endswith("correction_bias")]
+    expected = sum(one.numel() for one in (*model.parameters(), *corrections))
+    assert spec_from_config(config.to_dict()).num_parameters == expected
+
+
+def test_flops_are_those_that_torch_counts() -> None:
+    config = CONFIG_MAPPING["qwen3"](**_SMALL, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(config)
+    tokens = 12
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, tokens, dtype=torch.long))
+    spec = spec_from_config(config.to_dict())
+    per_pair = sum(one.flops_per_pair(is_decoding=False) for one in spec.grouped_attention)
+    # Eager attention computes the pairs behind the diagonal, too.
+    expected = spec.linear_flops(tokens, tokens) + per_pair * tokens**2
+    assert counter.get_total_flops() == expected
+
+
+def test_unknown_families_are_named() -> None:
+    with pytest.raises(ConfigError, match="'bert' is not known; plans can be made for deepseek_v2"):
+        spec_from_config({"model_type": "bert"})
+    with pytest.raises(ConfigError, match="hidden_size"):
+        spec_from_config({"model_type": "llama"})
+
+
+def test_old_and_new_names_of_the_hybrid_pattern() -> None:
+    small = _SMALL | _MORE["nemotron_h"] | {"model_type": "nemotron_h"}
+    small |= {"head_dim": 16, "mamba_head_dim": 64, "ssm_state_size": 16, "n_routed_experts": 8}
+    small |= {"moe_shared_expert_intermediate_size": 32}
+    names = ["linear_attention", "full_attention", "mlp", "moe"]
+    renamed = {k: v for k, v in small.items() if k != "hybrid_override_pattern"}
+    renamed["layers_block_type"] = names
+    assert spec_from_config(renamed) == spec_from_config(small)
+    with pytest.raises(ConfigError, match="hybrid_override_pattern"):
+        spec_from_config(small | {"hybrid_override_pattern": "MX"})
