@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import KVFormat
+from octavo.core.model_spec import AttentionSpec, KVFormat
 from octavo.models.registry import architectures, build_model
 from support.configs import LLAMA
 from support.processor_time import takes_less_than
