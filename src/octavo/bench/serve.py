@@ -68,7 +68,7 @@ async def measure(
         started_at=started_at,
         command=command,
         served=served,
-        workload=_described(settings.workload),
+        workload=workload_info(settings.workload),
         seeds=tuple(sorted({point.seed for point in played.points})),
         slo=None if settings.slo is None else settings.slo.text,
         phases=tuple(session.phases),
@@ -120,7 +120,7 @@ def swept(plan: SweepPlan) -> Callable[[Session], Awaitable[Played]]:
     return play
 
 
-def _described(workload: Workload | FileWorkload) -> WorkloadInfo:
+def workload_info(workload: Workload | FileWorkload) -> WorkloadInfo:
     if isinstance(workload, Workload):
         text = workload.model_dump_json(by_alias=True)
         words = (

@@ -119,16 +119,19 @@ AnyArrivals = Annotated[
 
 
 def arrival_times(arrivals: Arrivals, *, rate: float, count: int, seed: str) -> list[float]:
-    """The first `count` arrivals, in seconds from the start. Raises ConfigError for a rate that is
-    none.
-    """
+    """The first `count` of `endless_arrivals`."""
+    return list(islice(endless_arrivals(arrivals, rate=rate, seed=seed), count))
+
+
+def endless_arrivals(arrivals: Arrivals, *, rate: float, seed: str) -> Iterator[float]:
+    """In seconds from the start. Raises ConfigError for a rate that is none."""
     if not (math.isfinite(rate) and rate > 0):
         raise ConfigError(
             f"the request rate is {rate:g}; it must be a number of requests per second above 0. To "
             "send as fast as the server answers, give a concurrency instead."
         )
     gaps = arrivals.gaps(random.Random(seed))
-    return [time / rate for time in islice(accumulate(gaps), count)]
+    return (time / rate for time in accumulate(gaps))
 
 
 @dataclass(frozen=True, kw_only=True)

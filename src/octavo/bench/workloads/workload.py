@@ -8,11 +8,11 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, count, islice
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from octavo.bench.workloads.arrivals import AnyArrivals, Gamma, arrival_times
+from octavo.bench.workloads.arrivals import AnyArrivals, Gamma, endless_arrivals
 from octavo.bench.workloads.lengths import AnyLengths, Fixed, Lengths, Uniform, joint
 from octavo.bench.workloads.prompts import Api, PromptWriter
 from octavo.bench.workloads.request import PlannedRequest, clipped_to_fit
@@ -166,42 +166,75 @@ class Workload(Section):
         )
         if max_model_len is not None and api == "chat":
             max_model_len = max(2, max_model_len - vocabulary.chat_overhead)
-        members = list(islice(self._members(seed), count))
-        times = None
-        if rate is not None and members:
-            arrivals = self.arrivals if burstiness is None else Gamma(burstiness=burstiness)
-            times = arrival_times(
-                arrivals,
-                rate=rate * self._events_per_request,
-                count=1 + members[-1][0],
-                seed=f"{seed}\0arrivals",
+        shapes = self.shapes(
+            seed=seed,
+            rate=rate,
+            burstiness=burstiness,
+            num_special=writer.num_special,
+            max_model_len=max_model_len,
+        )
+        return [
+            PlannedRequest(
+                index=shape.index,
+                class_name=shape.class_name,
+                prompt=writer.prompt(
+                    writer.shared(shape.prefix, shape.num_shared) if shape.num_shared else [],
+                    writer.own(
+                        f"{shape.class_name}\0{shape.index}", shape.num_own, shape.repetition
+                    ),
+                ),
+                prompt_len=writer.num_special + shape.num_shared + shape.num_own,
+                max_tokens=shape.output_len,
+                is_forced=shape.is_forced,
+                arrival_s=shape.arrival_s,
+                shared_len=shape.known_len,
+                clipped_len=shape.clipped_len,
             )
+            for shape in islice(shapes, count)
+        ]
+
+    def shapes(
+        self,
+        *,
+        seed: int,
+        rate: float | None = None,
+        burstiness: float | None = None,
+        num_special: int = 0,
+        max_model_len: int | None = None,
+    ) -> Iterator[RequestShape]:
+        """Requests without their words, one after another, without end; see `requests`.
+        num_special: tokens that prompts have besides words.
+        """
+        arrivals = self.arrivals if burstiness is None else Gamma(burstiness=burstiness)
+        times = None
+        if rate is not None:
+            event_rate = rate * self._events_per_request
+            times = endless_arrivals(arrivals, rate=event_rate, seed=f"{seed}\0arrivals")
         draws = random.Random(f"{seed}\0lengths")
         longest: dict[str, int] = {}  # of each prefix, in the requests so far
-        planned = []
-        for index, (event, each) in enumerate(members):
-            draw = _draw(each, draws, writer.num_special, max_model_len)
+        last_event, arrival_s = -1, None
+        for index, (event, each) in enumerate(self._members(seed)):
+            if event != last_event:
+                last_event = event
+                arrival_s = None if times is None else next(times)
+            draw = _draw(each, draws, num_special, max_model_len)
             prefix = f"{each.name}\0prefix {draw.group}"
             known = longest.get(prefix, 0)
-            longest[prefix] = max(known, draw.num_shared)
-            prompt = writer.prompt(
-                writer.shared(prefix, draw.num_shared) if draw.num_shared else [],
-                writer.own(f"{each.name}\0{index}", draw.num_own, each.repetition),
+            if draw.num_shared > known:
+                longest[prefix] = draw.num_shared
+            yield RequestShape(
+                index=index,
+                class_name=each.name,
+                prefix=prefix,
+                num_shared=draw.num_shared,
+                num_own=draw.num_own,
+                repetition=each.repetition,
+                output_len=draw.output_len,
+                is_forced=each.forced,
+                arrival_s=arrival_s,
+                known_len=min(known, draw.num_shared),
+                clipped_len=draw.clipped_len,
             )
-            planned.append(
-                PlannedRequest(
-                    index=index,
-                    class_name=each.name,
-                    prompt=prompt,
-                    prompt_len=writer.num_special + draw.num_shared + draw.num_own,
-                    max_tokens=draw.output_len,
-                    is_forced=each.forced,
-                    arrival_s=None if times is None else times[event],
-                    shared_len=min(known, draw.num_shared),
-                    clipped_len=draw.clipped_len,
-                )
-            )
-        return planned
 
     @property
     def _events_per_request(self) -> float:
@@ -223,6 +256,25 @@ class Workload(Section):
             each = self.classes[min(bisect_right(ends, place), len(ends) - 1)]
             for _ in range(each.burst):
                 yield event, each
+
+
+class RequestShape(NamedTuple):
+    """prefix: a name for what the prompt begins with, num_shared words of it; num_own follow, of
+    which about the share `repetition` repeats others. known_len: of the prefix, words that earlier
+    requests have, too. The rest as in PlannedRequest.
+    """
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    class_name: str
+    prefix: str
+    num_shared: int
+    num_own: int
+    repetition: float
+    output_len: int
+    is_forced: bool
+    arrival_s: float | None
+    known_len: int
+    clipped_len: int
 
 
 @dataclass(frozen=True, slots=True)
