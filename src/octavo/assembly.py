@@ -191,11 +191,11 @@ def build_engine(
         block_bytes=backend.kv_block_bytes(config.cache.block_size, heads, kv_format),
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         free_memory_bytes=_left_by_weights(weights, backend),
-        memory_share=memory_share(config.cache, backend),
+        memory_share=memory_share(config.cache, backend.device),
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=asked_length(config.model, model.spec.max_position),
     )
-    budget, budget_reason = step_budget(config.scheduler, backend, sizing.max_model_len)
+    budget, budget_reason = step_budget(config.scheduler, backend.device, sizing.max_model_len)
     load_weights(model, weights, progress)
     checkpoint.release_pages()
     make_rope_tables(model, backend, sizing.max_model_len)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from octavo.config import CacheConfig, ModelConfig, SchedulerConfig
 from octavo.core.errors import ConfigError
 from octavo.speculative_config import SpeculativeConfig
-
-if TYPE_CHECKING:
-    from octavo.ops.backend import Backend
 
 
 class Decision(NamedTuple):
@@ -20,15 +17,17 @@ class Decision(NamedTuple):
     reason: str
 
 
-def memory_share(config: CacheConfig, backend: Backend) -> float:
-    """Of the free memory, 0 to 1: what the KV cache may take."""
+def memory_share(config: CacheConfig, device: str) -> float:
+    """Of the free memory, 0 to 1: what the KV cache may take. device: "cpu", or a GPU."""
     if config.gpu_memory_utilization is not None:
         return config.gpu_memory_utilization
-    return 0.5 if backend.device == "cpu" else 0.9
+    return 0.5 if device == "cpu" else 0.9
 
 
-def step_budget(config: SchedulerConfig, backend: Backend, max_model_len: int) -> tuple[int, str]:
-    """Tokens of a step at most, and why. Raises ConfigError if whole prompts do not fit."""
+def step_budget(config: SchedulerConfig, device: str, max_model_len: int) -> tuple[int, str]:
+    """Tokens of a step at most, and why. device: "cpu", or a GPU. Raises ConfigError if whole
+    prompts do not fit.
+    """
     needed = 1 if config.enable_chunked_prefill else max_model_len
     if config.max_num_batched_tokens is not None:
         if config.max_num_batched_tokens < needed:
@@ -39,7 +38,7 @@ def step_budget(config: SchedulerConfig, backend: Backend, max_model_len: int) -
                 "--max-model-len, or leave chunked prefill on"
             )
         return config.max_num_batched_tokens, "set by --max-num-batched-tokens"
-    if backend.device == "cpu":
+    if device == "cpu":
         budget, reason = 512, "larger steps make others wait and are no faster on CPUs"
     else:
         budget, reason = 2048, "the default for GPUs"
