@@ -1,0 +1,129 @@
+"""What an engine would decide on hardware that isn't here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.config import Config
+from octavo.core.dtypes import KV_DTYPE_ALIASES
+from octavo.core.errors import ConfigError
+from octavo.core.model_spec import KVFormat, ModelSpec
+from octavo.decisions import Decision, asked_length, length_reason, memory_share, step_budget
+from octavo.kvcache.sizing import decide_num_blocks
+from octavo.scheduler.settings import SchedulerSettings
+from octavo.simulator.cost_model import CostModel
+from octavo.simulator.hardware import Hardware
+from octavo.simulator.roofline import Deployment, kv_shares
+from octavo.simulator.work import AttentionWork, StepWork
+
+_GIB = 2**30
+_CALIBRATED_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_CALIBRATED_CONTEXT = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sized:
+    """decisions: for people. block_bytes: of a KV block, on one device."""
+
+    settings: SchedulerSettings
+    decisions: tuple[Decision, ...]
+    block_bytes: int
+
+
+def kv_format(config: Config) -> KVFormat:
+    """Of the cache: as configured, or 16 bits a value."""
+    asked = config.cache.kv_cache_dtype
+    return KVFormat("bfloat16" if asked == "auto" else KV_DTYPE_ALIASES.get(asked, asked))
+
+
+def size_engine(
+    config: Config,
+    spec: ModelSpec,
+    hardware: Hardware,
+    deployment: Deployment,
+    costs: CostModel,
+    weight_bytes: float,
+) -> Sized:
+    """As the engine does it, but for memory that only shows when a model runs: activations, and
+    what a device's libraries take. weight_bytes: of all weights, on all devices together. Raises
+    ConfigError for what doesn't fit.
+    """
+    ranks, stages = deployment.tensor_parallel, deployment.pipeline_parallel
+    device = hardware.device
+    block_bytes = config.cache.block_size * round(
+        sum(
+            layer.attention.kv_bytes_per_token(deployment.kv) / kv_shares(layer.attention, ranks)
+            for layer in spec.layers
+            if layer.attention is not None
+        )
+        / stages
+    )
+    free_bytes = device.memory_bytes - weight_bytes / (ranks * stages)
+    if free_bytes <= 0:
+        raise ConfigError(
+            f"the weights need {weight_bytes / _GIB:.1f} GiB in {deployment.matrices.name}, and "
+            f"{ranks * stages}x {device.name} has {ranks * stages * device.memory_bytes / _GIB:.1f}"
+            " GiB; use more devices, or weights of fewer bits"
+        )
+    kind = "cpu" if device.is_cpu else device.name
+    sizing = decide_num_blocks(
+        spec.max_position,
+        block_size=config.cache.block_size,
+        block_bytes=max(1, block_bytes),
+        kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
+        free_memory_bytes=int(free_bytes),
+        memory_share=memory_share(config.cache, kind),
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=asked_length(config.model, spec.max_position),
+    )
+    budget, budget_reason = step_budget(config.scheduler, kind, sizing.max_model_len)
+    settings = SchedulerSettings.of(
+        config,
+        num_blocks=sizing.num_blocks,
+        max_model_len=sizing.max_model_len,
+        max_num_batched_tokens=budget,
+        seconds_by_rows=_seconds_by_rows(config, costs),
+    )
+    num_tokens = sizing.num_blocks * config.cache.block_size
+    return Sized(
+        settings=settings,
+        decisions=(
+            Decision("device", str(hardware), "simulated: nothing is computed"),
+            Decision("weights", deployment.matrices.name, f"{weight_bytes / _GIB:.2f} GiB in all"),
+            Decision(
+                "max_model_len", f"{sizing.max_model_len} tokens", length_reason(config.model)
+            ),
+            Decision("step budget", f"{budget} tokens", budget_reason),
+            Decision("KV cache", f"{num_tokens} tokens", sizing.reason),
+            Decision("KV cache dtype", deployment.kv.dtype, "of the simulated cache"),
+            Decision("step costs", costs.provenance, "see docs/simulate.md"),
+        ),
+        block_bytes=block_bytes,
+    )
+
+
+def _seconds_by_rows(config: Config, costs: CostModel) -> tuple[tuple[int, float], ...]:
+    """What the engine would measure at start, for guesses that adapt."""
+    if not config.speculation.parsed.methods:
+        return ()
+    return tuple((rows, costs.seconds(_decoding(rows, costs))) for rows in _CALIBRATED_ROWS)
+
+
+def _decoding(rows: int, costs: CostModel) -> StepWork:
+    """A step in which so many sequences get a token each."""
+    return StepWork(
+        num_tokens=rows,
+        num_logit_rows=rows,
+        num_sequences=rows,
+        num_decoding=rows,
+        num_drafting=0,
+        num_draft_tokens=0,
+        longest_draft=0,
+        num_new=0,
+        attention=tuple(
+            AttentionWork(
+                window, rows * min(_CALIBRATED_CONTEXT, window or _CALIBRATED_CONTEXT), 0, 0
+            )
+            for window in costs.windows
+        ),
+    )
