@@ -54,7 +54,7 @@ def attention_cases(model: CausalLM, rows: Sequence[int], context: int) -> Itera
                     operations=work * count * seen,
                     arithmetic="float",
                     record=functools.partial(
-                        _record_attention, spec, kv_format, [1] * count, context
+                        record_attention, spec, kv_format, [1] * count, context
                     ),
                 )
             for count in rows:
@@ -70,9 +70,7 @@ def attention_cases(model: CausalLM, rows: Sequence[int], context: int) -> Itera
                         is_from_memory=False,
                         operations=work * pairs,
                         arithmetic="float",
-                        record=functools.partial(
-                            _record_attention, spec, kv_format, [count], count
-                        ),
+                        record=functools.partial(record_attention, spec, kv_format, [count], count),
                     )
             for count in rows:
                 if _LEAST_TREE <= count <= min(_MOST_TREE, context):
@@ -89,12 +87,12 @@ def attention_cases(model: CausalLM, rows: Sequence[int], context: int) -> Itera
                         operations=work * pairs,
                         arithmetic="float",
                         record=functools.partial(
-                            _record_attention, spec, kv_format, [count], context, is_tree=True
+                            record_attention, spec, kv_format, [count], context, is_tree=True
                         ),
                     )
 
 
-def _record_attention(
+def record_attention(
     spec: AttentionSpec,
     kv_format: KVFormat,
     queries: Sequence[int],

@@ -71,7 +71,7 @@ def _linear_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
                     is_from_memory=True,
                     operations=2.0 * count * outputs * inputs,
                     arithmetic="int8" if weight_format.kind in ("q8", "q4") else "float",
-                    record=functools.partial(_record_linear, outputs, inputs, weight_format, count),
+                    record=functools.partial(record_linear, outputs, inputs, weight_format, count),
                 )
 
 
@@ -85,7 +85,7 @@ def _matrices(model: CausalLM) -> dict[tuple[int, ...], str]:
     return found
 
 
-def _record_linear(
+def record_linear(
     outputs: int,
     inputs: int,
     weight_format: Format,

@@ -41,9 +41,7 @@ def row_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
     vocabulary = model.spec.vocab_size
 
     def rms_norm(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
-        weight = backend.from_host(np.ones(hidden, np.float32))
-        x = backend.from_host(random_rows(count, hidden))
-        return lambda given: ops.rms_norm(given, weight, 1e-5), [x]
+        return _norm(hidden, backend, count)
 
     def rotary(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
         table = backend.from_host(random_rows(count, size))
@@ -107,6 +105,16 @@ def row_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
                 arithmetic="float",
                 record=functools.partial(_record_rows, prepare, count),
             )
+
+
+def record_norm(size: int, rows: int, backend: NativeBackend, least: float) -> Timer:
+    return _record_rows(functools.partial(_norm, size), rows, backend, least)
+
+
+def _norm(size: int, backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
+    weight = backend.from_host(np.ones(size, np.float32))
+    x = backend.from_host(random_rows(count, size))
+    return lambda given: ops.rms_norm(given, weight, 1e-5), [x]
 
 
 def _record_rows(

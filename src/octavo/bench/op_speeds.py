@@ -1,0 +1,107 @@
+"""The speed of this machine's kernels in a few numbers, for `MeasuredCost`: what models that are
+not here would cost on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import octavo
+from octavo import machine
+from octavo.bench.op_cache_cases import record_attention
+from octavo.bench.op_cases import WEIGHT_FORMATS, record_linear
+from octavo.bench.op_row_cases import record_norm
+from octavo.bench.statistics import percentile
+from octavo.core.errors import ConfigError
+from octavo.core.model_spec import AttentionSpec, KVFormat
+from octavo.ops.native import _native
+from octavo.ops.native.backend import NativeBackend
+from octavo.ops.native.weights import Format
+from octavo.simulator.measured import Curve, MachineSpeeds, with_more
+
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_OUTPUTS, _INPUTS = 1024, 2048
+_HEADS = AttentionSpec(16, 4, 64)
+_SEQUENCES, _CONTEXT, _CHUNK = 4, 512, 256
+_VALUES, _VALUE_ROWS = 4096, 16
+_ROUNDS = 3
+_FORMATS = {str(one): one for one in WEIGHT_FORMATS}
+
+
+def machine_speeds(
+    formats: Collection[str], kv_dtypes: Collection[str], *, threads: int | None = None
+) -> MachineSpeeds:
+    """Of what is asked for; what was not measured before takes about a second each, and is kept.
+
+    formats: names of `kernel_format`. kv_dtypes: of a KVFormat. threads: None is all CPUs. Raises
+    ConfigError for a dtype that the kernels don't have.
+    """
+    backend = NativeBackend(threads=threads)
+    path = _path(backend.runtime.pool.threads)
+    known = None if path is None else MachineSpeeds.load(path)
+    new_formats = [one for one in formats if known is None or one not in known.linear]
+    new_dtypes = [one for one in kv_dtypes if known is None or one not in known.decoding]
+    if unknown := [name for name in formats if name not in _FORMATS]:
+        raise ConfigError(f"no kernel has weights in {unknown[0]}; use {', '.join(_FORMATS)}")
+    if known is not None and not new_formats and not new_dtypes:
+        return known
+    backend.choose("float32", {})
+    measured = MachineSpeeds(
+        threads=backend.runtime.pool.threads,
+        linear={name: _linear(backend, _FORMATS[name]) for name in new_formats},
+        decoding={name: _decoding(backend, KVFormat(name)) for name in new_dtypes},
+        chunks={name: _chunks(backend, KVFormat(name)) for name in new_dtypes},
+        value_seconds=_norm_seconds(backend, _VALUES, _VALUE_ROWS) / (_VALUES * _VALUE_ROWS),
+        op_seconds=_norm_seconds(backend, 64, 1),
+    )
+    speeds = measured if known is None else with_more(known, measured)
+    if path is not None:
+        speeds.save(path)
+    return speeds
+
+
+def _linear(backend: NativeBackend, weight_format: Format) -> Curve:
+    """Of a matrix that comes from memory each time."""
+    curve = []
+    for rows in _ROWS:
+        least = 1e-9 * rows * _OUTPUTS * _INPUTS / 64
+        timer = record_linear(_OUTPUTS, _INPUTS, weight_format, rows, backend, least)
+        seconds = percentile([timer() for _ in range(_ROUNDS)], 0.5)
+        curve.append((rows, seconds / (_OUTPUTS * _INPUTS)))
+    return tuple(curve)
+
+
+def _decoding(backend: NativeBackend, kv_format: KVFormat) -> float:
+    """Seconds of a byte."""
+    num_bytes = _SEQUENCES * _CONTEXT * _HEADS.kv_bytes_per_token(kv_format)
+    timer = record_attention(
+        _HEADS, kv_format, [1] * _SEQUENCES, _CONTEXT, backend, num_bytes / 20e9
+    )
+    return percentile([timer() for _ in range(_ROUNDS)], 0.5) / num_bytes
+
+
+def _chunks(backend: NativeBackend, kv_format: KVFormat) -> float:
+    """Seconds of a FLOP."""
+    flops = _HEADS.flops_per_pair(is_decoding=False) * _CHUNK * (_CHUNK + 1) / 2
+    timer = record_attention(_HEADS, kv_format, [_CHUNK], _CHUNK, backend, flops / 50e9)
+    return percentile([timer() for _ in range(_ROUNDS)], 0.5) / flops
+
+
+def _norm_seconds(backend: NativeBackend, size: int, rows: int) -> float:
+    timer = record_norm(size, rows, backend, least=1e-9 * size * rows)
+    return percentile([timer() for _ in range(_ROUNDS)], 0.5)
+
+
+def _path(threads: int) -> Path | None:
+    """Where the speeds of this processor and this build are kept; None for nowhere."""
+    try:
+        folder = machine.cache_root() / "speeds"
+    except RuntimeError:  # a user without a home
+        return None
+    build = os.stat(_native.__file__)
+    facts = [octavo.__version__, build.st_size, build.st_mtime_ns, machine.processor(), threads]
+    return folder / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.json"
