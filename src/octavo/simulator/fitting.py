@@ -32,7 +32,7 @@ _ROUNDS = 6
 _FEWEST_BLOCKS, _BLOCK_STEPS = 10, 50
 _ALTERNATIVES = 64
 _RATIOS = 201
-_LEAST_DRIFT = 0.01
+_DRIFT_PARTS, _LEAST_DRIFT = 20, 0.02
 _OUTLIER = 3.0
 """Times the usual deviation: from there on a step has less weight."""
 
@@ -86,7 +86,7 @@ def fit(steps: Sequence[ObservedStep], spec: ModelSpec, kv_format: KVFormat) -> 
         terms=terms,
         factors=tuple(factors.tolist()),
         alternatives=_alternatives(table, seconds, weights, blocks),
-        drift=_drift(seconds, expected, blocks),
+        drift=_drift(seconds, expected),
         ratios=_ratios(seconds, expected),
         draft_factors=_draft_factors(steps),
         num_steps=len(steps),
@@ -211,8 +211,12 @@ def _alternatives(
     return tuple(found)
 
 
-def _drift(seconds: Floats, expected: Floats, blocks: Sequence[NDArray[np.int64]]) -> float:
-    logs = [np.log(seconds[block].sum() / expected[block].sum()) for block in blocks]
+def _drift(seconds: Floats, expected: Floats) -> float:
+    """By parts of the recording that are long enough for chance to even out."""
+    parts = zip(
+        np.array_split(seconds, _DRIFT_PARTS), np.array_split(expected, _DRIFT_PARTS), strict=True
+    )
+    logs = [np.log(part.sum() / wanted.sum()) for part, wanted in parts]
     return max(_LEAST_DRIFT, float(np.std(logs, ddof=1)))
 
 
