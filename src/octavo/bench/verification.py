@@ -148,7 +148,7 @@ def is_inside(predicted: Estimate, measured: float) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Calibration:
-    """What was learned. alone_ms: by workload, a lone user's TTFT p50, and the load it was under."""
+    """What was learned. alone_ms: by workload, a lone user's load and its TTFT p50."""
 
     costs: FittedCost
     scheduler: SchedulerSettings

@@ -32,7 +32,7 @@ def verification_lines(found: Verification) -> list[str]:
     lines = [f"{'':<24}" + "".join(f"{head:<34}" for head in heads)]
     lines.append(f"{'workload, load':<24}" + f"{'predicted':<19}{'measured':<15}" * len(_SHOWN))
     for one in found.verified:
-        rows = {figure: cells for figure, *cells in one.rows()}
+        rows = {figure: (predicted, measured) for figure, predicted, measured in one.rows()}
         line = f"{_load(one.prediction):<24}"
         for figure in _SHOWN:
             if figure in rows:
