@@ -1,0 +1,119 @@
+"""Steps as a timeline: Chrome's trace events, which ui.perfetto.dev and chrome://tracing show.
+
+Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from octavo.core.errors import ConfigError
+from octavo.core.step import ScheduledSequence, ScheduledStep
+
+_STEPS, _SLOTS = 1, 2  # the two groups of tracks, "processes" to the format
+_US = 1e6
+
+
+class StepTrace:
+    """An OnStep that writes what it sees: a track of steps, curves of what is in them, and a track
+    for each slot, in which a sequence's decoding is one piece as long as it gets a token in every
+    step.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError if the file can't be written."""
+        try:
+            self._file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"--trace {path} can't be written ({error.strerror}): name another file"
+            ) from None
+        self._prompt_tokens: dict[int, int] = {}  # by slot
+        self._decoding: dict[int, tuple[float, float, int]] = {}  # slot: start, end, tokens
+        self._file.write("[\n")
+        for group, name in ((_STEPS, "engine"), (_SLOTS, "slots")):
+            self._write({"ph": "M", "pid": group, "name": "process_name", "args": {"name": name}})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for slot in list(self._decoding):
+            self._end_decoding(slot)
+        # The list's last element has no comma after it.
+        self._file.write(json.dumps({"ph": "M", "pid": _STEPS, "name": "end"}) + "\n]\n")
+        self._file.close()
+
+    def __call__(self, step: ScheduledStep, start_s: float, end_s: float) -> None:
+        for binding in step.bindings:
+            self._end_decoding(binding.slot)
+            self._prompt_tokens[binding.slot] = binding.num_prompt_tokens
+        num_decoding = num_drafts = 0
+        for sequence in step.sequences:
+            if sequence.start >= self._prompt_tokens.get(sequence.slot, 0):
+                num_decoding += 1
+                num_drafts += 0 if sequence.draft is None else sequence.draft.length
+                self._decode(sequence, start_s, end_s)
+            else:
+                self._end_decoding(sequence.slot)
+                self._chunk(sequence, start_s, end_s)
+        args = {
+            "tokens": step.num_tokens,
+            "sequences": len(step.sequences),
+            "decoding": num_decoding,
+            "prompt tokens": step.num_tokens - num_decoding,
+            "drafts": num_drafts,
+            "new": len(step.bindings),
+        }
+        self._piece(_STEPS, 0, f"step {step.step_id}", start_s, end_s, args)
+        for name, values in (
+            ("sequences", {"sequences": len(step.sequences)}),
+            ("tokens", {"decoding": num_decoding, "prompts": step.num_tokens - num_decoding}),
+        ):
+            event = {"ph": "C", "pid": _STEPS, "ts": start_s * _US, "name": name, "args": values}
+            self._write(event)
+
+    def _chunk(self, sequence: ScheduledSequence, start_s: float, end_s: float) -> None:
+        args = {"start": sequence.start, "tokens": sequence.num_tokens}
+        name = f"prompt {sequence.num_tokens}"
+        self._piece(_SLOTS, sequence.slot, name, start_s, end_s, args)
+
+    def _decode(self, sequence: ScheduledSequence, start_s: float, end_s: float) -> None:
+        slot = sequence.slot
+        begun = self._decoding.get(slot)
+        if begun is not None and begun[1] < start_s:  # it was left out of steps in between
+            self._end_decoding(slot)
+            begun = None
+        start, _, count = begun or (start_s, end_s, 0)
+        self._decoding[slot] = (start, end_s, count + 1)
+
+    def _end_decoding(self, slot: int) -> None:
+        if (begun := self._decoding.pop(slot, None)) is not None:
+            start_s, end_s, count = begun
+            self._piece(_SLOTS, slot, f"decode {count}", start_s, end_s, {"steps": count})
+
+    def _piece(
+        self, group: int, track: int, name: str, start_s: float, end_s: float, args: dict[str, Any]
+    ) -> None:
+        self._write(
+            {
+                "ph": "X",
+                "pid": group,
+                "tid": track,
+                "name": name,
+                "ts": start_s * _US,
+                "dur": (end_s - start_s) * _US,
+                "args": args,
+            }
+        )
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._file.write(json.dumps(event, separators=(",", ":")) + ",\n")
