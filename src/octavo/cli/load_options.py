@@ -143,7 +143,7 @@ class LoadOptions:
             raise ConfigError(f"--api must be completions or chat, got {self.api!r}")
         sampling = {"temperature": 0, **_json_object("--extra-body", self.extra_body or "{}")}
         scale = number("--scale", self.scale)
-        workload = _workload(self.workload, scale, self.lengths, self.tokenizer)
+        workload = workload_of(self.workload, scale, self.lengths, self.tokenizer)
         if time_scale is not None and not isinstance(workload, FileWorkload):
             raise ConfigError(
                 f"--replay plays the times of a trace's file, and {workload.name!r} is none: give "
@@ -182,7 +182,7 @@ def takes_load(verb: Callable[..., None]) -> Callable[..., None]:
     return collect_options(verb, options, into="load")
 
 
-def _workload(
+def workload_of(
     name: str, scale: float, lengths: str | None, tokenizer: str | None
 ) -> Workload | FileWorkload:
     from octavo.bench.workloads.presets import preset_names, workload_named

@@ -19,6 +19,7 @@ from octavo.cli.measure import report, sweep
 from octavo.cli.measure import serve as bench_serve
 from octavo.cli.sampling import Sampling, takes_sampling
 from octavo.cli.settings import Flags, takes_knobs
+from octavo.cli.simulate import simulate
 from octavo.core.errors import OctavoError
 from octavo.core.foreign_settings import remark_on
 
@@ -192,6 +193,7 @@ bench_app.command(cls=Verb)(report)
 app.add_typer(bench_app, name="bench")
 app.add_typer(draft_app, name="draft")
 app.command(cls=Verb)(ab)
+app.command(cls=Verb)(simulate)
 app.command(cls=Verb)(profile)
 app.command(cls=Verb)(verify_determinism)
 
