@@ -83,8 +83,8 @@ def simulate(
             "--request-rate",
             "--rate",
             metavar="FLOAT,...",
-            help="Open loops, requests/s. Without any load it is a sweep: users are doubled, then the "
-            "rate that keeps the SLO is searched for.",
+            help="Open loops, requests/s. Without any load it is a sweep: users are doubled, then "
+            "the rate that keeps the SLO is searched for.",
         ),
     ] = None,
     replay: Annotated[

@@ -334,10 +334,14 @@ class ModelSpec:
         """Of all products with weights, and of what recurrent layers do. The head is computed for
         rows whose logits are needed, not for all tokens of a prompt; the embedding costs nothing.
         """
-        recurrent = sum(
+        in_layers = (2 * self.num_active_matrix_parameters + self._recurrent_flops) * num_tokens
+        return in_layers + 2 * self.num_embedding_parameters * num_logit_rows
+
+    @cached_property
+    def _recurrent_flops(self) -> int:
+        """Of a token, in recurrent layers; asked for in every simulated step."""
+        return sum(
             layer.mixer.flops_per_token
             for layer in self.layers
             if isinstance(layer.mixer, RecurrentSpec)
         )
-        in_layers = (2 * self.num_active_matrix_parameters + recurrent) * num_tokens
-        return in_layers + 2 * self.num_embedding_parameters * num_logit_rows

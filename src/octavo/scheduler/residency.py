@@ -157,9 +157,12 @@ class Residency:
         there. spare: free blocks to leave.
         """
         table, start = sequence.block_table, sequence.num_computed
+        has_room = start + count <= len(table) * self.block_size
+        if has_room and not sequence.has_siblings:
+            return True
         index, offset = divmod(start, self.block_size)
         copies = offset != 0 and self.pool.num_holders(table[index]) > 1  # copy on write
-        if not copies and start + count <= len(table) * self.block_size:
+        if has_room and not copies:
             return True
         missing = max(self.blocks_for(start + count) - len(table), 0)
         if spare and missing + copies + spare > self.pool.num_free:

@@ -74,6 +74,7 @@ class Scheduler:
         num_slots = min(max_num_seqs, max_num_batched_tokens)
         reserved = max_model_len if reserve_max_model_len else 0
         self._residency = Residency(pool, block_size, num_slots, reserved)
+        self._block_size = block_size
         self._limits = Limits(policy, self._residency, max_model_len)
         self._max_num_batched_tokens = max_num_batched_tokens
         self._enable_chunked_prefill = enable_chunked_prefill
@@ -183,17 +184,17 @@ class Scheduler:
         them.
         """
         running, enough = self._running, True
+        all_missing = [len(s.token_ids) + s.num_pending - s.num_computed for s in running]
         # A long prompt must not take the budget of those behind it that need just one token.
-        singles_behind = sum(s.num_tokens - s.num_computed == 1 for s in running)
+        singles_behind = all_missing.count(1)
         position = 0
         while position < len(running) and plan.budget:
-            sequence = running[position]
+            sequence, missing = running[position], all_missing[position]
             position += 1
-            missing = len(sequence.token_ids) + sequence.num_pending - sequence.num_computed
             if missing == 1:
                 singles_behind -= 1
             missing = min(missing, plan.budget - singles_behind)
-            if missing <= 0 or not sequence.may_grow or sequence.is_drafted_for:
+            if missing <= 0 or sequence.is_drafted_for or not sequence.may_grow:
                 continue
             while not self._residency.extend(sequence, missing, plan):
                 enough = False
@@ -238,20 +239,19 @@ class Scheduler:
         """Put the next `count` tokens of a sequence, which has their blocks, into the step."""
         start = sequence.num_computed
         end = start + count
-        new_blocks = self._unsent_blocks(sequence)
         samples = end == len(sequence.token_ids) + sequence.num_pending
         if samples:
             sequence.num_pending += 1
         else:
             plan.num_behind += 1
+        new_blocks = self._unsent_blocks(sequence)
         plan.scheduled.append(
             ScheduledSequence(slot_of(sequence), start, count, new_blocks, samples)
         )
         plan.sequences.append(sequence)
         plan.budget -= count
         sequence.num_written, sequence.num_computed = start, end
-        block_size = self._residency.block_size
-        if end // block_size > sequence.num_registered_blocks:
+        if end // self._block_size > sequence.num_registered_blocks:
             self._residency.register_full_blocks(sequence)
 
     def _draft(self, drafting: Drafting, plan: StepPlan, num_tokens: int) -> None:
@@ -321,8 +321,11 @@ class Scheduler:
         ):
             if sequence.finish_reason is not None:
                 continue  # ended while the step ran
-            sequence.num_pending -= planned.samples
-            sequence.is_drafted_for &= planned.draft is None
+            _, _, _, _, samples, draft = planned
+            if draft is not None:
+                sequence.is_drafted_for = False
+            if samples:
+                sequence.num_pending -= 1
             if result.error is not None:
                 final = self._finish(sequence, FinishReason.ERROR, now, error=result.error)
                 deltas.append(final._replace(is_refusal=result.is_refusal))
@@ -330,8 +333,9 @@ class Scheduler:
             if result.prompt_logprobs and sequence.prompt_logprobs is not None:
                 # A preempted prompt is computed again: overwrite from where this chunk begins.
                 sequence.prompt_logprobs[planned.start + 1 :] = result.prompt_logprobs
-            if planned.samples:
-                self._keep_accepted(sequence, len(result.token_ids) - 1)
+            if samples:
+                if draft is not None:
+                    self._keep_accepted(sequence, len(result.token_ids) - 1)
                 delta = self._append_tokens(sequence, result, now)
                 self._totals.generated_tokens += len(delta.token_ids)
                 deltas.append(delta)
@@ -351,20 +355,24 @@ class Scheduler:
             sequence.first_token_time = now
             if sequence.index == 0:
                 self._release_forks(sequence.request.request_id)
-        reason: FinishReason | None = None
-        accepted = 0
-        for token in result.token_ids:
+        token_ids, reason = result.token_ids, None
+        for count, token in enumerate(token_ids, start=1):
             sequence.token_ids.append(token)
-            accepted += 1
             reason = sequence.reason_to_finish(token)
             if reason is not None:
+                token_ids = token_ids[:count]
                 break
+        logprobs = result.logprobs
+        if logprobs is not None:
+            logprobs = logprobs[: len(token_ids)]
         delta = TokenDelta(
             sequence.request.request_id,
             sequence.index,
-            result.token_ids[:accepted],
-            None if result.logprobs is None else result.logprobs[:accepted],
-            num_cached_tokens=sequence.num_cached_tokens,
+            token_ids,
+            logprobs,
+            None,  # reason
+            None,  # stop token
+            sequence.num_cached_tokens,
         )
         if sequence.prompt_logprobs is not None:
             delta = delta._replace(prompt_logprobs=tuple(sequence.prompt_logprobs))

@@ -18,7 +18,8 @@ class Sequence:
     num_written: those of them that steps before its last one compute.
     block_table, slot: held while running; of the table, the runner knows the first num_sent_blocks,
     the prefix index the first num_registered_blocks.
-    fork_source: the sequence whose prompt blocks it may share.
+    fork_source: the sequence whose prompt blocks it may share. has_siblings: there are others of
+    its request, with which it may share a block that is partly filled.
     drafts: what became of tokens that were guessed for it; None before any were.
     """
 
@@ -30,6 +31,7 @@ class Sequence:
         "first_scheduled_time",
         "first_token_time",
         "fork_source",
+        "has_siblings",
         "index",
         "is_drafted_for",
         "num_cached_tokens",
@@ -69,6 +71,7 @@ class Sequence:
         self.num_registered_blocks = 0
         self.block_keys: list[BlockKey] = []
         self.fork_source: Sequence | None = None
+        self.has_siblings = request.sampling.n > 1
         self.finish_reason: FinishReason | None = None
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
@@ -100,9 +103,10 @@ class Sequence:
     def reason_to_finish(self, token: int) -> FinishReason | None:
         """Why `token`, the newest, ends the sequence, if it does."""
         request, count = self.request, len(self.token_ids) - self.num_prompt_tokens
-        if count > request.sampling.min_tokens and (
-            token in request.eos_token_ids or token in request.sampling.stop_token_ids
-        ):
+        sampling = request.sampling
+        if (
+            token in request.eos_token_ids or token in sampling.stop_token_ids
+        ) and count > sampling.min_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if count >= request.max_tokens else None
 
