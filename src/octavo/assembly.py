@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from octavo.ops.op import Choice
     from octavo.runner.model_runner import ModelRunner
     from octavo.scheduler.scheduler import Scheduler
+    from octavo.scheduler.settings import SchedulerSettings
     from octavo.speculative.proposers import Proposers
     from octavo.speculative.registry import Target
     from octavo.text.chat_template import ChatTemplate
@@ -137,7 +138,9 @@ def build_engine(
     vocab_size: token ids that the tokenizer knows; others are never generated. checkpoint: if the
     model is open already. probe: looks on while the engine works.
     """
-    from octavo.engine.loop import EngineLoop
+    checkpoint = checkpoint or open_model(config.model)
+    if config.backend.simulate is not None:
+        return _simulated_engine(config, checkpoint, vocab_size, probe)
     from octavo.executor.local import LocalExecutor
     from octavo.kvcache.sizing import decide_num_blocks
     from octavo.models.loader import load_weights, make_rope_tables, plan_weights
@@ -147,7 +150,6 @@ def build_engine(
     from octavo.sampling.sampler import Sampler
     from octavo.scheduler.settings import SchedulerSettings
 
-    checkpoint = checkpoint or open_model(config.model)
     model = build_model(checkpoint.config)
     backend = load_backend(
         config.backend.backend, device=config.backend.device, threads=config.backend.threads
@@ -221,14 +223,7 @@ def build_engine(
         max_num_batched_tokens=budget,
         seconds_by_rows=() if speculation is None else _calibration(config, runner, budget),
     )
-    scheduler: Scheduler | RecordedScheduler
-    if config.scheduler.record_steps is None:
-        scheduler = settings.build()
-    else:
-        from octavo.engine.recording import RecordedScheduler  # only who records loads it
-
-        scheduler = RecordedScheduler(settings, Path(config.scheduler.record_steps), monotonic)
-    loop = EngineLoop(scheduler, executor, monotonic, depth=executor.max_steps_in_flight)
+    loop = _loop(config, executor, settings)
     decisions = (
         Decision("device", backend.device, backend.describe()),
         Decision(
@@ -257,6 +252,39 @@ def build_engine(
     return loop, facts
 
 
+def _simulated_engine(
+    config: Config, checkpoint: Checkpoint, vocab_size: int, probe: Probe | None
+) -> tuple[EngineLoop, EngineFacts]:
+    """Under `simulate`: what `build_engine` makes, but for the model."""
+    from octavo.simulator.real_time import real_time_executor
+
+    if probe is not None:
+        raise ConfigError("--simulate computes nothing that could be looked at; leave it out")
+    executor, sized = real_time_executor(config, checkpoint, vocab_size)
+    facts = EngineFacts(
+        max_model_len=sized.settings.max_model_len,
+        num_blocks=sized.settings.num_blocks,
+        block_bytes=sized.block_bytes,
+        kernels={},
+        fingerprint=f"octavo-simulated-{config.backend.simulate}",
+        decisions=sized.decisions,
+    )
+    return _loop(config, executor, sized.settings), facts
+
+
+def _loop(config: Config, executor: Executor, settings: SchedulerSettings) -> EngineLoop:
+    from octavo.engine.loop import EngineLoop
+
+    scheduler: Scheduler | RecordedScheduler
+    if config.scheduler.record_steps is None:
+        scheduler = settings.build()
+    else:
+        from octavo.engine.recording import RecordedScheduler  # only who records loads it
+
+        scheduler = RecordedScheduler(settings, Path(config.scheduler.record_steps), monotonic)
+    return EngineLoop(scheduler, executor, monotonic, depth=executor.max_steps_in_flight)
+
+
 def _speculation(config: Config, target: Target) -> Proposers:
     """All that guesses, with its weights loaded."""
     from octavo.speculative.proposers import Proposers
@@ -279,6 +307,8 @@ def engine_child(config: Config) -> EngineChild:
     """
     from octavo.engine.child import EngineChild
 
+    if config.backend.simulate is not None:
+        return EngineChild()
     return EngineChild(partial(_load_modules, config.backend.backend, config.backend.device))
 
 

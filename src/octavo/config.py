@@ -218,7 +218,7 @@ class SchedulerConfig:
     record_steps: str | None = knob(
         None,
         "File that every step is written to: what the scheduler was told and what it decided, with "
-        "times, for `octavo simulate --replay`. It has the prompts, as token ids.",
+        "times, for `octavo simulate --recorded`. It has the prompts, as token ids.",
     )
 
 
@@ -260,6 +260,11 @@ class BackendConfig:
         None,
         "Threads that compute (default: one for each CPU that the process may use).",
         low=1,
+    )
+    simulate: str | None = knob(
+        None,
+        "Compute nothing, and answer with made-up tokens at the pace that this hardware would "
+        "have: H100, L4:2, ... The model's configuration and tokenizer are read, its weights not.",
     )
     kernels: dict[str, str] = knob(
         {}, 'JSON of op to implementation, e.g. {"linear": "reference"}; see `octavo kernels`.'

@@ -176,11 +176,11 @@ def _num_accepted(acceptance: float, length: int, seed: int, position: int) -> i
     """
     if not 0 < acceptance < 1:
         return length if acceptance else 0
-    luck = _uniform(seed, position)
+    luck = uniform(seed, position)
     return min(length, int(math.log(luck) / math.log(acceptance)))
 
 
-def _uniform(seed: int, position: int) -> float:
+def uniform(seed: int, position: int) -> float:
     """In (0, 1], by the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
     z = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 1) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
