@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from octavo.core.errors import ConfigError, RequestError
+from octavo.core.request import FinishReason
+from octavo.core.step import SequenceOutput, StepOutput
+from octavo.engine.messages import Add, End, ForgetPrefixes
+from octavo.engine.recording import RecordedScheduler, RecordedStep, StepFailed, open_recording
+from octavo.scheduler.settings import SchedulerSettings
+from octavo.simulator.clock import VirtualClock
+from support.truth import make_request
+
+SETTINGS = SchedulerSettings(
+    num_blocks=16,
+    max_model_len=64,
+    max_num_batched_tokens=32,
+    draft_lengths=(2, 4),
+    seconds_by_rows=((1, 0.5), (8, 0.75)),
+)
+
+
+def recorded(path: Path, settings: SchedulerSettings = SETTINGS) -> RecordedScheduler:
+    return RecordedScheduler(settings, path, VirtualClock())
+
+
+def test_settings_and_requests_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    scheduler = recorded(path, replace(SETTINGS, scheduling_policy="priority"))
+    request = make_request(
+        "a",
+        [1, 2, 3],
+        5,
+        seed=2**63 - 1,
+        priority=-2,
+        cache_salt="salt",
+        eos=[7, 9],
+        n=2,
+        min_tokens=1,
+        stop_token_ids=[4],
+        prompt_logprobs=0,
+    )
+    scheduler.add(request)
+    scheduler.end_all(FinishReason.ABORT, 1.0)
+    recording = open_recording(path)
+    assert recording.settings == replace(SETTINGS, scheduling_policy="priority")
+    (event,) = recording.events()
+    assert isinstance(event.what, Add)
+    read = event.what.request
+    kept = replace(request.sampling, max_tokens=None)
+    assert replace(read, sampling=request.sampling) == request
+    assert read.sampling == kept
+
+
+def test_events_come_back_in_order_with_their_times(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    clock = VirtualClock()
+    scheduler = RecordedScheduler(SETTINGS, path, clock)
+    scheduler.add(make_request("a", [1, 2, 3], 5))
+    clock.move_to(1.5)
+    scheduler.forget_prefixes()
+    step = scheduler.schedule(2.0)
+    assert step is not None
+    output = StepOutput(step.step_id, [SequenceOutput(0, (8,))], 0.25, (0.125, 0.0), (0.0, 0.5))
+    scheduler.update(output, 3.0)
+    second = scheduler.schedule(3.5)
+    assert second is not None
+    scheduler.fail("it broke", 4.0, running_only=True)
+    scheduler.end("b", 1, FinishReason.STOP, 5.0)
+    scheduler.end_all(FinishReason.ABORT, 6.0)
+    events = list(open_recording(path).events())
+    assert [event.at for event in events] == [0.0, 1.5, 2.0, 3.0, 3.5, 4.0, 5.0]
+    assert events[1].what == ForgetPrefixes()
+    assert events[2].what == RecordedStep.of(step)
+    assert events[3].what == output
+    assert events[4].what == RecordedStep.of(second)
+    assert events[5].what == StepFailed("it broke")
+    assert events[6].what == End("b", 1, FinishReason.STOP)
+
+
+def test_results_that_are_not_as_usual_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    scheduler = recorded(path)
+    for name in "abc":
+        scheduler.add(make_request(name, [ord(name)], 5))
+    step = scheduler.schedule(0.0)
+    assert step is not None
+    output = StepOutput(
+        step.step_id,
+        [
+            SequenceOutput(0, (1, 2, 3), num_drafts=4, accepted=(0, 2)),
+            SequenceOutput(1, (), error="no", is_refusal=True),
+            SequenceOutput(2, (5,), num_drafts=1, accepted=()),
+        ],
+    )
+    scheduler.update(output, 1.0)
+    scheduler.end_all(FinishReason.ABORT, 2.0)
+    assert [e.what for e in open_recording(path).events()][-1] == output
+
+
+def test_a_refused_request_is_marked(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    scheduler = recorded(path)
+    with pytest.raises(RequestError):
+        scheduler.add(make_request("a", range(100), 5))
+    scheduler.end_all(FinishReason.ABORT, 1.0)
+    (event,) = open_recording(path).events()
+    assert event.is_refused
+
+
+def test_all_is_written_when_nothing_is_left_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    scheduler = recorded(path)
+    scheduler.add(make_request("a", [1, 2, 3], 1))
+    step = scheduler.schedule(0.0)
+    assert step is not None
+    scheduler.update(StepOutput(step.step_id, [SequenceOutput(0, (8,))]), 1.0)
+    assert not scheduler.has_unfinished
+    assert len(list(open_recording(path).events())) == 3
+
+
+def test_a_line_that_was_cut_off_is_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    scheduler = recorded(path)
+    for name in "ab":
+        scheduler.add(make_request(name, [1, 2, 3], 1))
+    scheduler.end_all(FinishReason.ABORT, 1.0)
+    path.write_text(path.read_text()[:-10])
+    assert len(list(open_recording(path).events())) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [('{"at": 1.0, "nothing": 2}', "nothing"), ("{", "line 2"), ('{"add": {}}', "'at'")],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "steps.jsonl"
+    recorded(path)
+    with path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ConfigError, match="line 2") as caught:
+        list(open_recording(path).events())
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "no json\n", "[]\n", json.dumps({"format": 0}) + "\n"])
+def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"steps\.jsonl"):
+        open_recording(path)
+
+
+def test_a_file_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--record-steps"):
+        recorded(tmp_path / "nowhere" / "steps.jsonl")
+
+
+def test_a_recording_that_fails_later_does_not_end_the_engine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "folder" / "steps.jsonl"
+    path.parent.mkdir()
+    scheduler = recorded(path)
+    path.unlink()
+    path.parent.rmdir()
+    with caplog.at_level(logging.WARNING):
+        for name in ("a", "b"):
+            scheduler.add(make_request(name, [1, 2, 3], 1))
+            scheduler.end(name, None, FinishReason.ABORT, 1.0)
+            scheduler.end_all(FinishReason.ABORT, 1.0)
+    assert len(caplog.records) == 1
+    assert "no more steps are recorded" in caplog.text
