@@ -17,11 +17,18 @@ from octavo.bench.op_cases import WEIGHT_FORMATS, record_linear
 from octavo.bench.op_row_cases import record_norm
 from octavo.bench.statistics import percentile
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import AttentionSpec, KVFormat
+from octavo.core.model_spec import AttentionSpec, KVFormat, ModelSpec
 from octavo.ops.native import _native
 from octavo.ops.native.backend import NativeBackend
 from octavo.ops.native.weights import Format
-from octavo.simulator.measured import Curve, MachineSpeeds, with_more
+from octavo.simulator.measured import (
+    Curve,
+    MachineSpeeds,
+    MeasuredCost,
+    kernel_format,
+    with_more,
+)
+from octavo.simulator.roofline import Deployment
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _OUTPUTS, _INPUTS = 1024, 2048
@@ -30,6 +37,15 @@ _SEQUENCES, _CONTEXT, _CHUNK = 4, 512, 256
 _VALUES, _VALUE_ROWS = 4096, 16
 _ROUNDS = 3
 _FORMATS = {str(one): one for one in WEIGHT_FORMATS}
+
+
+def measured_cost(
+    spec: ModelSpec, deployment: Deployment, *, threads: int | None = None
+) -> MeasuredCost:
+    """What a model's steps would cost here; see `machine_speeds`."""
+    formats = {kernel_format(deployment.matrices), kernel_format(deployment.rest)}
+    speeds = machine_speeds(formats, {deployment.kv.dtype}, threads=threads)
+    return MeasuredCost(spec, speeds, deployment)
 
 
 def machine_speeds(

@@ -8,13 +8,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 _TEXT_INDENT = 4
 
 
 class Verb(TyperCommand):
     """A command of `octavo`."""
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """Without the name of the first verb of `VerbWithOthers`, which nobody types."""
+        shown = ctx
+        if isinstance(ctx.parent.command, VerbWithOthers) and ctx.parent.info_name == ctx.info_name:
+            shown = ctx.parent
+        formatter.write_usage(shown.command_path, " ".join(self.collect_usage_pieces(ctx)))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -29,3 +36,15 @@ class Verb(TyperCommand):
         for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl(rows, col_max=_TEXT_INDENT)
+
+
+class VerbWithOthers(TyperGroup):
+    """Verbs under the name of the first: `octavo plan MODEL` and `octavo plan verify`. What names
+    none of the others is for the first.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        first, *others = self.commands
+        given = args if args[:1] and args[0] in others else [first, *args]
+        parsed: list[str] = super().parse_args(ctx, given)
+        return parsed

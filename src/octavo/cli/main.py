@@ -14,12 +14,13 @@ from octavo.cli.ab import ab
 from octavo.cli.arguments import FOR_SERVERS, JsonOption, ModelArgument, configuration
 from octavo.cli.bench import bench_app, profile, verify_determinism
 from octavo.cli.draft import draft_app
-from octavo.cli.help import Verb
+from octavo.cli.help import Verb, VerbWithOthers
 from octavo.cli.measure import report, sweep
 from octavo.cli.measure import serve as bench_serve
 from octavo.cli.sampling import Sampling, takes_sampling
 from octavo.cli.settings import Flags, takes_knobs
 from octavo.cli.simulate import simulate
+from octavo.cli.verify_plan import verify as verify_plan
 from octavo.core.errors import OctavoError
 from octavo.core.foreign_settings import remark_on
 
@@ -190,8 +191,11 @@ def doctor(as_json: JsonOption = False) -> None:
 bench_app.command("serve", cls=Verb)(bench_serve)
 bench_app.command(cls=Verb)(sweep)
 bench_app.command(cls=Verb)(report)
+plan_app = typer.Typer(cls=VerbWithOthers, rich_markup_mode=None)
+plan_app.command("verify", cls=Verb)(verify_plan)
 app.add_typer(bench_app, name="bench")
 app.add_typer(draft_app, name="draft")
+app.add_typer(plan_app, name="plan", help="Show how far what is planned is from what is measured.")
 app.command(cls=Verb)(ab)
 app.command(cls=Verb)(simulate)
 app.command(cls=Verb)(profile)

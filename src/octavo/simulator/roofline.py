@@ -1,7 +1,7 @@
 """What a step costs at least on a device of these specifications, and how near engines come to it.
 
 Each part of a step is limited by memory or by arithmetic, whichever is slower; what engines reach
-of either (`Efficiency`) is a prior with a spread. Formulas: docs/simulate.md.
+of either (`Efficiency`) is a prior with a spread. Formulas: docs/accuracy.md.
 """
 
 from __future__ import annotations
