@@ -36,6 +36,8 @@ _HEADS = AttentionSpec(16, 4, 64)
 _SEQUENCES, _CONTEXT, _CHUNK = 4, 512, 256
 _VALUES, _VALUE_ROWS = 4096, 16
 _ROUNDS = 3
+_LEAST_SECONDS = 1e-4
+"""That a product is taken to need: a hundred of them are timed together."""
 _FORMATS = {str(one): one for one in WEIGHT_FORMATS}
 
 
@@ -84,7 +86,7 @@ def _linear(backend: NativeBackend, weight_format: Format) -> Curve:
     """Of a matrix that comes from memory each time."""
     curve = []
     for rows in _ROWS:
-        least = 1e-9 * rows * _OUTPUTS * _INPUTS / 64
+        least = max(_LEAST_SECONDS, rows * _OUTPUTS * _INPUTS / 64e9)
         timer = record_linear(_OUTPUTS, _INPUTS, weight_format, rows, backend, least)
         seconds = percentile([timer() for _ in range(_ROUNDS)], 0.5)
         curve.append((rows, seconds / (_OUTPUTS * _INPUTS)))

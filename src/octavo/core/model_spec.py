@@ -65,7 +65,9 @@ class LatentAttentionSpec:
 
     query_rank: of the queries' projection; None: they have one matrix. kv_rank: size of the cached
     vector, to which rope_dim values with positions are added. nope_dim, value_dim: sizes of a
-    head's keys, without positions, and values.
+    head's keys, without positions, and values. index_heads, index_dim: of an indexer that picks the
+    keys to attend to (DeepSeek-V3.2), whose own keys are cached as well; that fewer pairs are
+    computed then is left out.
     """
 
     num_heads: int
@@ -75,6 +77,8 @@ class LatentAttentionSpec:
     rope_dim: int
     value_dim: int
     window: int | None = None
+    index_heads: int = 0
+    index_dim: int = 0
 
     def num_matrix_parameters(self, hidden_size: int) -> int:
         queries = self.num_heads * (self.nope_dim + self.rope_dim)
@@ -82,10 +86,14 @@ class LatentAttentionSpec:
         of_queries = hidden_size * queries if rank is None else rank * (hidden_size + queries)
         of_cache = hidden_size * (self.kv_rank + self.rope_dim)
         of_heads = self.kv_rank * self.num_heads * (self.nope_dim + self.value_dim)
-        return of_queries + of_cache + of_heads + self.num_heads * self.value_dim * hidden_size
+        of_output = self.num_heads * self.value_dim * hidden_size
+        of_index = self.index_heads * ((rank or hidden_size) * self.index_dim + hidden_size)
+        of_index += hidden_size * self.index_dim
+        return of_queries + of_cache + of_heads + of_output + of_index
 
     def kv_bytes_per_token(self, kv_format: KVFormat) -> int:
-        return kv_format.bytes_per_head(self.kv_rank + self.rope_dim)
+        num_bytes = kv_format.bytes_per_head(self.kv_rank + self.rope_dim)
+        return num_bytes + (kv_format.bytes_per_head(self.index_dim) if self.index_dim else 0)
 
     def flops_per_pair(self, *, is_decoding: bool) -> int:
         """Decoding works on the cached vectors themselves, which are larger than the heads' keys

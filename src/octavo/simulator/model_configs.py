@@ -96,6 +96,12 @@ def _mixtral_experts(config: ModelConfig, hidden: int, index: int) -> _Feed:
     return _experts(config, "intermediate_size"), 0
 
 
+def _minimax_experts(config: ModelConfig, hidden: int, index: int) -> _Feed:
+    """Routers correct their scores by a bias."""
+    moe = _experts(config, "intermediate_size")
+    return moe, moe.num_experts
+
+
 def _gpt_oss_experts(config: ModelConfig, hidden: int, index: int) -> _Feed:
     """All products have biases."""
     moe = _experts(config, "intermediate_size")
@@ -213,8 +219,10 @@ def _deepseek(family: str, config: ModelConfig) -> ModelSpec:
         nope_dim=config.integer("qk_nope_head_dim"),
         rope_dim=config.integer("qk_rope_head_dim"),
         value_dim=config.integer("v_head_dim"),
+        index_heads=config.integer("index_n_heads", 0, low=0),
+        index_dim=config.integer("index_head_dim", 0, low=0),
     )
-    vectors = 2 * hidden + attention.kv_rank + (query_rank or 0)
+    vectors = 2 * hidden + attention.kv_rank + (query_rank or 0) + 2 * attention.index_dim
     layers = []
     for index in range(config.integer("num_hidden_layers", high=MAX_LAYERS)):
         mlp, in_mlp = _deepseek_experts(config, hidden, index)
@@ -375,7 +383,9 @@ _FAMILIES: dict[str, Callable[[str, ModelConfig], ModelSpec]] = {
     "glm4_moe": _Grouped(mlps=_deepseek_experts, output_bias=False),
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
+    "deepseek_v32": _deepseek,
     "kimi_k2": _deepseek,
+    "minimax_m2": _Grouped(mlps=_minimax_experts, has_wide_norms=True),
     "opt": _opt,
     "nemotron_h": _nemotron,
 }

@@ -106,8 +106,8 @@ def test_draws_spread_as_runs_do() -> None:
     rng = random.Random(6)
     recorded = [
         step
-        for _ in range(40)
-        for step in observed(50, 0.1, rng.randrange(10**6), rng.lognormvariate(0, 0.04))
+        for _ in range(20)
+        for step in observed(100, 0.1, rng.randrange(10**6), rng.lognormvariate(0, 0.04))
     ]
     fitted = fit(recorded, SPEC, KV)
     steps = observed(50, 0.0, seed=7)

@@ -61,6 +61,8 @@ _QWEN = _EXPERTS | {"num_experts": 8, "shared_expert_intermediate_size": 48}
 _MORE: dict[str, dict[str, Any]] = {
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
+    "deepseek_v32": _DEEPSEEK | {"index_n_heads": 4, "index_head_dim": 64},
+    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32},
     "glm4_moe": _DEEPSEEK,
     "qwen2_moe": _QWEN | {"decoder_sparse_step": 2},
     "qwen3_moe": _EXPERTS | {"num_experts": 8},
