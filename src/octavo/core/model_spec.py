@@ -9,6 +9,7 @@ counting.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -254,7 +255,8 @@ class ModelSpec:
     def num_touched_parameters(self, num_tokens: float) -> float:
         """Of the layers' matrices, what a step of so many tokens reads."""
         return sum(
-            layer.num_touched_parameters(self.hidden_size, num_tokens) for layer in self.layers
+            count * layer.num_touched_parameters(self.hidden_size, num_tokens)
+            for layer, count in self._counts.items()
         )
 
     def weight_bytes(
@@ -342,14 +344,19 @@ class ModelSpec:
         """Of all products with weights, and of what recurrent layers do. The head is computed for
         rows whose logits are needed, not for all tokens of a prompt; the embedding costs nothing.
         """
-        in_layers = (2 * self.num_active_matrix_parameters + self._recurrent_flops) * num_tokens
+        in_layers = self._flops_per_token * num_tokens
         return in_layers + 2 * self.num_embedding_parameters * num_logit_rows
 
     @cached_property
-    def _recurrent_flops(self) -> int:
-        """Of a token, in recurrent layers; asked for in every simulated step."""
-        return sum(
+    def _flops_per_token(self) -> int:
+        recurrent = sum(
             layer.mixer.flops_per_token
             for layer in self.layers
             if isinstance(layer.mixer, RecurrentSpec)
         )
+        return 2 * self.num_active_matrix_parameters + recurrent
+
+    @cached_property
+    def _counts(self) -> Counter[LayerSpec]:
+        """How many layers are alike."""
+        return Counter(self.layers)

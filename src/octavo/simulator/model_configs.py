@@ -17,9 +17,18 @@ from octavo.core.model_spec import (
     LayerSpec,
     MLPSpec,
     ModelSpec,
-    MoESpec,
 )
 from octavo.simulator.hybrid_configs import delta_net, mamba2
+from octavo.simulator.mlp_configs import (
+    MLPs,
+    deepseek_experts,
+    dense,
+    experts,
+    gpt_oss_experts,
+    minimax_experts,
+    mixtral_experts,
+    qwen_experts,
+)
 from octavo.weights.attention_windows import (
     GLOBAL,
     LOCAL,
@@ -30,11 +39,6 @@ from octavo.weights.attention_windows import (
 from octavo.weights.model_config import MAX_LAYERS, DecoderShape, ModelConfig
 
 _Windows = Callable[[ModelConfig, int], list[int | None]]
-_Feed = tuple[MLPSpec | MoESpec, int]
-"""A layer's MLP, and its parameters that are no matrices."""
-_MLPs = Callable[[ModelConfig, int, int], _Feed]
-"""Of a config, the hidden size and a layer's index."""
-_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -68,7 +72,7 @@ def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if tied is None else {"tie_word_embeddings": tied, **inner}
 
 
-# --- what windows and MLPs there are --------------------------------------------------------------
+# --- windows --------------------------------------------------------------------------------------
 
 
 def _no_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
@@ -76,7 +80,7 @@ def _no_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
 
 
 def _windows_by_type(every: int) -> _Windows:
-    """As `layer_types` says; without it, every so manieth layer is global."""
+    """As `layer_types` says; without it, the last of `every` layers is global."""
 
     def windows(config: ModelConfig, num_layers: int) -> list[int | None]:
         window = config.optional_integer("sliding_window")
@@ -86,60 +90,6 @@ def _windows_by_type(every: int) -> _Windows:
         return [window if one == LOCAL else None for one in types]
 
     return windows
-
-
-def _dense(config: ModelConfig, hidden: int, index: int) -> _Feed:
-    return MLPSpec(config.integer("intermediate_size")), 0
-
-
-def _mixtral_experts(config: ModelConfig, hidden: int, index: int) -> _Feed:
-    return _experts(config, "intermediate_size"), 0
-
-
-def _minimax_experts(config: ModelConfig, hidden: int, index: int) -> _Feed:
-    """Routers correct their scores by a bias."""
-    moe = _experts(config, "intermediate_size")
-    return moe, moe.num_experts
-
-
-def _gpt_oss_experts(config: ModelConfig, hidden: int, index: int) -> _Feed:
-    """All products have biases."""
-    moe = _experts(config, "intermediate_size")
-    biases = moe.num_experts * (2 * moe.expert.inner_size + hidden + 1)
-    return moe, biases
-
-
-def _qwen_experts(config: ModelConfig, hidden: int, index: int) -> _Feed:
-    step = config.integer("decoder_sparse_step", 1)
-    dense_layers = config.values.get("mlp_only_layers") or []
-    if index in dense_layers or (index + 1) % step:
-        return _dense(config, hidden, index)
-    moe = _experts(config, "moe_intermediate_size")
-    shared = config.optional_integer("shared_expert_intermediate_size")
-    if not shared:
-        return moe, 0
-    return replace(moe, shared=MLPSpec(shared)), hidden  # the shared expert's gate
-
-
-def _deepseek_experts(config: ModelConfig, hidden: int, index: int) -> _Feed:
-    """Dense layers first. Routers after DeepSeek-V2's correct their scores by a bias."""
-    if index < config.integer("first_k_dense_replace", 0, low=0):
-        return _dense(config, hidden, index)
-    moe = _experts(config, "moe_intermediate_size")
-    num_shared = config.integer("n_shared_experts", 0, low=0)
-    if num_shared:
-        moe = replace(moe, shared=MLPSpec(num_shared * moe.expert.inner_size))
-    is_second = config.text("model_type", "") == "deepseek_v2"
-    return moe, 0 if is_second else moe.num_experts
-
-
-def _experts(config: ModelConfig, inner_key: str, *, is_gated: bool = True) -> MoESpec:
-    """inner_key: of one expert. How many there are has a name by family and version."""
-    expert = MLPSpec(config.integer(inner_key), is_gated)
-    key = next((key for key in _NUM_EXPERTS if config.values.get(key)), _NUM_EXPERTS[0])
-    num_experts = config.integer(key)
-    num_active = config.integer("num_experts_per_tok", high=num_experts)
-    return MoESpec(expert, num_experts, num_active)
 
 
 # --- families -------------------------------------------------------------------------------------
@@ -156,7 +106,7 @@ class _Grouped:
     """
 
     windows: _Windows = _no_windows
-    mlps: _MLPs = _dense
+    mlps: MLPs = dense
     head_dim: int | None = None
     ties: bool = False
     qkv_bias: bool | None = None
@@ -225,7 +175,7 @@ def _deepseek(family: str, config: ModelConfig) -> ModelSpec:
     vectors = 2 * hidden + attention.kv_rank + (query_rank or 0) + 2 * attention.index_dim
     layers = []
     for index in range(config.integer("num_hidden_layers", high=MAX_LAYERS)):
-        mlp, in_mlp = _deepseek_experts(config, hidden, index)
+        mlp, in_mlp = deepseek_experts(config, hidden, index)
         layers.append(LayerSpec(attention, mlp, vectors + in_mlp))
     return ModelSpec(
         family=family,
@@ -260,7 +210,7 @@ def _opt(family: str, config: ModelConfig) -> ModelSpec:
     )
 
 
-def _qwen_hybrid(mlps: _MLPs) -> Callable[[str, ModelConfig], ModelSpec]:
+def _qwen_hybrid(mlps: MLPs) -> Callable[[str, ModelConfig], ModelSpec]:
     """Qwen3-Next and Qwen3.5: three layers of linear attention, then one of gated attention."""
 
     def read(family: str, config: ModelConfig) -> ModelSpec:
@@ -333,7 +283,7 @@ def _nemotron(family: str, config: ModelConfig) -> ModelSpec:
             inner = config.integer("intermediate_size")
             layers.append(LayerSpec(None, MLPSpec(inner, is_gated=False), hidden))
         else:
-            moe = _experts(config, "moe_intermediate_size", is_gated=False)
+            moe = experts(config, "moe_intermediate_size", is_gated=False)
             inner = config.integer("moe_shared_expert_intermediate_size")
             moe = replace(moe, shared=MLPSpec(inner, is_gated=False))
             layers.append(LayerSpec(None, moe, hidden + moe.num_experts))
@@ -358,17 +308,17 @@ _FAMILIES: dict[str, Callable[[str, ModelConfig], ModelSpec]] = {
     "mistral": _Grouped(windows=mistral_windows, qkv_bias=False, output_bias=False),
     "ministral3": _Grouped(qkv_bias=False, output_bias=False),
     "mixtral": _Grouped(
-        windows=mistral_windows, mlps=_mixtral_experts, qkv_bias=False, output_bias=False
+        windows=mistral_windows, mlps=mixtral_experts, qkv_bias=False, output_bias=False
     ),
     "qwen2": _QWEN2,
-    "qwen2_moe": replace(_QWEN2, mlps=_qwen_experts, windows=_no_windows),
+    "qwen2_moe": replace(_QWEN2, mlps=qwen_experts, windows=_no_windows),
     "qwen2_5_vl": _QWEN2,
     "qwen2_5_vl_text": _QWEN2,
     "qwen3": _QWEN3,
-    "qwen3_moe": replace(_QWEN3, mlps=_qwen_experts, windows=_no_windows, head_dim=None),
-    "qwen3_next": _qwen_hybrid(_qwen_experts),
-    "qwen3_5_text": _qwen_hybrid(_dense),
-    "qwen3_5_moe_text": _qwen_hybrid(_qwen_experts),
+    "qwen3_moe": replace(_QWEN3, mlps=qwen_experts, windows=_no_windows, head_dim=None),
+    "qwen3_next": _qwen_hybrid(qwen_experts),
+    "qwen3_5_text": _qwen_hybrid(dense),
+    "qwen3_5_moe_text": _qwen_hybrid(qwen_experts),
     "gemma2": _GEMMA,
     "gemma3_text": replace(_GEMMA, windows=gemma3_windows, has_head_norms=True),
     "phi3": _Grouped(windows=mistral_windows, qkv_bias=False, output_bias=False),
@@ -378,14 +328,14 @@ _FAMILIES: dict[str, Callable[[str, ModelConfig], ModelSpec]] = {
     "smollm3": _Grouped(ties=True),
     "seed_oss": _Grouped(qkv_bias=True, output_bias=False),
     "gpt_oss": _Grouped(
-        windows=_windows_by_type(2), mlps=_gpt_oss_experts, bias_default=True, has_sinks=True
+        windows=_windows_by_type(2), mlps=gpt_oss_experts, bias_default=True, has_sinks=True
     ),
-    "glm4_moe": _Grouped(mlps=_deepseek_experts, output_bias=False),
+    "glm4_moe": _Grouped(mlps=deepseek_experts, output_bias=False),
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "deepseek_v32": _deepseek,
     "kimi_k2": _deepseek,
-    "minimax_m2": _Grouped(mlps=_minimax_experts, has_wide_norms=True),
+    "minimax_m2": _Grouped(mlps=minimax_experts, has_wide_norms=True),
     "opt": _opt,
     "nemotron_h": _nemotron,
 }

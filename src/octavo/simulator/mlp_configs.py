@@ -1,0 +1,69 @@
+"""The MLPs of a family's layers, from config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from octavo.core.model_spec import MLPSpec, MoESpec
+from octavo.weights.model_config import ModelConfig
+
+Feed = tuple[MLPSpec | MoESpec, int]
+"""A layer's MLP, and its parameters that are no matrices."""
+MLPs = Callable[[ModelConfig, int, int], Feed]
+"""Of a config, the hidden size and a layer's index."""
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def dense(config: ModelConfig, hidden: int, index: int) -> Feed:
+    return MLPSpec(config.integer("intermediate_size")), 0
+
+
+def mixtral_experts(config: ModelConfig, hidden: int, index: int) -> Feed:
+    return experts(config, "intermediate_size"), 0
+
+
+def minimax_experts(config: ModelConfig, hidden: int, index: int) -> Feed:
+    """Routers correct their scores by a bias."""
+    moe = experts(config, "intermediate_size")
+    return moe, moe.num_experts
+
+
+def gpt_oss_experts(config: ModelConfig, hidden: int, index: int) -> Feed:
+    """All products have biases."""
+    moe = experts(config, "intermediate_size")
+    biases = moe.num_experts * (2 * moe.expert.inner_size + hidden + 1)
+    return moe, biases
+
+
+def qwen_experts(config: ModelConfig, hidden: int, index: int) -> Feed:
+    step = config.integer("decoder_sparse_step", 1)
+    dense_layers = config.values.get("mlp_only_layers") or []
+    if index in dense_layers or (index + 1) % step:
+        return dense(config, hidden, index)
+    moe = experts(config, "moe_intermediate_size")
+    shared = config.optional_integer("shared_expert_intermediate_size")
+    if not shared:
+        return moe, 0
+    return replace(moe, shared=MLPSpec(shared)), hidden  # the shared expert's gate
+
+
+def deepseek_experts(config: ModelConfig, hidden: int, index: int) -> Feed:
+    """Dense layers first. Routers after DeepSeek-V2's correct their scores by a bias."""
+    if index < config.integer("first_k_dense_replace", 0, low=0):
+        return dense(config, hidden, index)
+    moe = experts(config, "moe_intermediate_size")
+    num_shared = config.integer("n_shared_experts", 0, low=0)
+    if num_shared:
+        moe = replace(moe, shared=MLPSpec(num_shared * moe.expert.inner_size))
+    is_second = config.text("model_type", "") == "deepseek_v2"
+    return moe, 0 if is_second else moe.num_experts
+
+
+def experts(config: ModelConfig, inner_key: str, *, is_gated: bool = True) -> MoESpec:
+    """inner_key: of one expert. How many there are has a name by family and version."""
+    expert = MLPSpec(config.integer(inner_key), is_gated)
+    key = next((key for key in _NUM_EXPERTS if config.values.get(key)), _NUM_EXPERTS[0])
+    num_experts = config.integer(key)
+    num_active = config.integer("num_experts_per_tok", high=num_experts)
+    return MoESpec(expert, num_experts, num_active)
