@@ -12,7 +12,7 @@ from pathlib import Path
 
 import octavo
 from octavo import machine
-from octavo.bench.op_cache_cases import record_attention
+from octavo.bench.op_cache_cases import KV_FORMATS, record_attention
 from octavo.bench.op_cases import WEIGHT_FORMATS, record_linear
 from octavo.bench.op_row_cases import record_norm
 from octavo.bench.statistics import percentile
@@ -63,8 +63,12 @@ def machine_speeds(
     known = None if path is None else MachineSpeeds.load(path)
     new_formats = [one for one in formats if known is None or one not in known.linear]
     new_dtypes = [one for one in kv_dtypes if known is None or one not in known.decoding]
-    if unknown := [name for name in formats if name not in _FORMATS]:
-        raise ConfigError(f"no kernel has weights in {unknown[0]}; use {', '.join(_FORMATS)}")
+    for what, asked, known_names in (
+        ("weights", formats, tuple(_FORMATS)),
+        ("a KV cache", kv_dtypes, KV_FORMATS),
+    ):
+        if unknown := [name for name in asked if name not in known_names]:
+            raise ConfigError(f"no kernel has {what} in {unknown[0]}; use {', '.join(known_names)}")
     if known is not None and not new_formats and not new_dtypes:
         return known
     backend.choose("float32", {})

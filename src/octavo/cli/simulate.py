@@ -270,12 +270,16 @@ def _engine(
             f"{pipeline_parallel}; make them equal"
         )
     model_costs: CostModel
-    if costs is None:
-        model_costs = Roofline(model.spec, devices, deployment)
-    else:
+    if costs is not None:
         model_costs = FittedCost.load(costs)
         if model_costs.windows != model.spec.windows:
             raise ConfigError(f"--costs {costs} were learned from another model than {asked.model}")
+    elif devices.device.is_cpu:
+        from octavo.bench.op_speeds import measured_cost
+
+        model_costs = measured_cost(model.spec, deployment)
+    else:
+        model_costs = Roofline(model.spec, devices, deployment)
     sized = size_engine(config, model.spec, devices, deployment, model_costs, model.weight_bytes)
     served = Served(
         base_url="",

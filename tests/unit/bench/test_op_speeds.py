@@ -53,6 +53,8 @@ def test_a_broken_file_is_measured_again(tmp_path: Path) -> None:
 def test_formats_without_kernels_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"no kernel has weights in int3; use float32"):
         machine_speeds(["int3"], [])
+    with pytest.raises(ConfigError, match=r"no kernel has a KV cache in float16; use float32"):
+        machine_speeds(["int8"], ["float16"])
 
 
 def test_a_model_that_is_not_here_has_costs() -> None:
