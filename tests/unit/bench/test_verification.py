@@ -83,7 +83,9 @@ class Servers:
     async def measure(
         self, arm: Arm, settings: Settings, folder: Path, command: str, progress: Any, play: Any
     ) -> Any:
-        costs = Truth(speed=self._speeds[self.num_started % len(self._speeds)], seed=id(arm) % 97)
+        costs = Truth(
+            speed=self._speeds[self.num_started % len(self._speeds)], seed=self.num_started
+        )
         self.num_started += 1
         if "--record-steps" in arm.command:
             file = Path(arm.command[arm.command.index("--record-steps") + 1])
@@ -212,7 +214,7 @@ def test_what_is_shown(found: tuple[Verification, Path]) -> None:
     assert markdown.count("| TPOT p50, ms |") == 2
     assert markdown.count("\n| ") == verification.num_covered()[1]
     for point in json.loads(json.dumps(verification_json(verification)))["points"]:
-        assert set(point["measured"]) == set(point["figures"])
+        assert {"TTFT p50", "TPOT p50", "throughput"} <= set(point["measured"])
 
 
 def test_a_figure_is_inside_its_interval_or_not() -> None:
