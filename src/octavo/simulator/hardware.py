@@ -16,7 +16,8 @@ from octavo import machine
 from octavo.core.errors import ConfigError
 
 CPU = "cpu"
-_WIDER = {"fp4": "fp8", "fp8": "bfloat16", "int8": "bfloat16", "bfloat16": "float32"}
+# 4-bit weights are widened to 16 bits where there is no 4-bit arithmetic.
+_WIDER = {"fp4": "bfloat16", "fp8": "bfloat16", "int8": "bfloat16", "bfloat16": "float32"}
 _MIB = 2**20
 
 

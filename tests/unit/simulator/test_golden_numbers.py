@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from octavo.core.errors import ConfigError
 from octavo.core.model_spec import AttentionSpec, KVFormat, LayerSpec, ModelSpec
 from octavo.core.weight_format import weight_format
 from octavo.simulator.model_configs import spec_from_config
@@ -158,6 +159,8 @@ def test_weights_of_several_formats() -> None:
     assert spec.weight_bytes(int4, bf16) == pytest.approx(expected, rel=1e-4)
     assert weight_format("Q4_K").bits == 4.5
     assert weight_format("q8_0").bits == 8.5
+    with pytest.raises(ConfigError, match="no weight format 'int3' is known; use one of float32"):
+        weight_format("int3")
 
 
 def test_flops_are_of_products_and_heads_only_where_logits_are_needed() -> None:

@@ -80,6 +80,12 @@ def test_fp8_on_devices_without_it_saves_memory_and_no_arithmetic() -> None:
     assert long == pytest.approx(milliseconds(public.LLAMA_3_1_8B, "A100", prompt(4096)), rel=0.1)
 
 
+def test_4_bit_floats_are_multiplied_as_such_only_where_that_exists() -> None:
+    mxfp4 = weight_format("mxfp4")
+    for name, speed in (("B200", 9000e12), ("H100", 989e12)):
+        assert parse_hardware(name).device.peak_flops(mxfp4.compute) == speed
+
+
 def test_a_mixture_of_experts_reads_more_of_them_with_larger_batches() -> None:
     config = public.QWEN3_30B_A3B
     one, sixteen = (milliseconds(config, "H100", decoding(batch, 64)) for batch in (1, 16))
