@@ -29,6 +29,25 @@ def minimax_experts(config: ModelConfig, hidden: int, index: int) -> Feed:
     return moe, moe.num_experts
 
 
+def llama4_experts(config: ModelConfig, hidden: int, index: int) -> Feed:
+    """In every interleave_moe_layer_step-th layer; the shared one is as large as the others."""
+    listed = config.values.get("moe_layers")
+    step = config.integer("interleave_moe_layer_step", 1)
+    is_sparse = index in listed if isinstance(listed, list) else (index + 1) % step == 0
+    if not is_sparse:
+        return MLPSpec(config.integer("intermediate_size_mlp")), 0
+    moe = experts(config, "intermediate_size")
+    return replace(moe, shared=moe.expert), 0
+
+
+def granite_experts(config: ModelConfig, hidden: int, index: int) -> Feed:
+    """Models without experts have the shared one alone."""
+    shared = MLPSpec(config.integer("shared_intermediate_size"))
+    if not config.values.get("num_local_experts"):
+        return shared, 0
+    return replace(experts(config, "intermediate_size"), shared=shared), 0
+
+
 def gpt_oss_experts(config: ModelConfig, hidden: int, index: int) -> Feed:
     """All products have biases."""
     moe = experts(config, "intermediate_size")

@@ -18,13 +18,13 @@ from octavo.core.model_spec import (
     MLPSpec,
     ModelSpec,
 )
-from octavo.simulator.hybrid_configs import delta_net, mamba2
+from octavo.simulator.hybrid_configs import granite_hybrid, nemotron, qwen_hybrid
 from octavo.simulator.mlp_configs import (
     MLPs,
     deepseek_experts,
     dense,
-    experts,
     gpt_oss_experts,
+    llama4_experts,
     minimax_experts,
     mixtral_experts,
     qwen_experts,
@@ -92,6 +92,16 @@ def _windows_by_type(every: int) -> _Windows:
     return windows
 
 
+def _llama4_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
+    """Chunks in layers with rotary embeddings: at most as much as a window of that size."""
+    chunk = config.optional_integer("attention_chunk_size")
+    rotates = config.values.get("no_rope_layers")
+    if not isinstance(rotates, list) or len(rotates) != num_layers:
+        every = config.integer("no_rope_layer_interval", 4)
+        rotates = [(index + 1) % every != 0 for index in range(num_layers)]
+    return [chunk if each else None for each in rotates]
+
+
 # --- families -------------------------------------------------------------------------------------
 
 
@@ -126,7 +136,7 @@ class _Grouped:
             mlp, in_mlp = self.mlps(config, shape.hidden, index)
             attention = AttentionSpec(shape.heads, shape.kv_heads, shape.head_dim, window)
             layers.append(LayerSpec(attention, mlp, vectors + in_mlp))
-        return _model(family, shape, layers)
+        return shape.model_spec(family, layers)
 
     def num_attention_vectors(self, config: ModelConfig, shape: DecoderShape) -> int:
         """Of biases, norms of queries and keys, sinks."""
@@ -144,18 +154,6 @@ class _Grouped:
         if self.has_sinks:
             count += shape.heads
         return count
-
-
-def _model(family: str, shape: DecoderShape, layers: list[LayerSpec]) -> ModelSpec:
-    return ModelSpec(
-        family=family,
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        max_position=shape.context,
-        layers=tuple(layers),
-        ties_embeddings=shape.ties_embeddings,
-        num_vector_parameters=shape.hidden,
-    )
 
 
 def _deepseek(family: str, config: ModelConfig) -> ModelSpec:
@@ -210,94 +208,6 @@ def _opt(family: str, config: ModelConfig) -> ModelSpec:
     )
 
 
-def _qwen_hybrid(mlps: MLPs) -> Callable[[str, ModelConfig], ModelSpec]:
-    """Qwen3-Next and Qwen3.5: three layers of linear attention, then one of gated attention."""
-
-    def read(family: str, config: ModelConfig) -> ModelSpec:
-        shape = DecoderShape.read(_with_inner(config), head_dim=256)
-        types = _types(
-            config,
-            shape.num_layers,
-            every=config.integer("full_attention_interval", 4),
-            other="linear_attention",
-        )
-        linear, linear_vectors = delta_net(config, shape.hidden)
-        layers = []
-        for index, one in enumerate(types):
-            mlp, vectors = mlps(config, shape.hidden, index)
-            vectors += 2 * shape.hidden
-            if one == GLOBAL:
-                attention = AttentionSpec(
-                    shape.heads, shape.kv_heads, shape.head_dim, has_output_gate=True
-                )
-                layers.append(LayerSpec(attention, mlp, vectors + 2 * shape.head_dim))
-            else:
-                layers.append(LayerSpec(linear, mlp, vectors + linear_vectors))
-        return _model(family, shape, layers)
-
-    return read
-
-
-def _with_inner(config: ModelConfig) -> ModelConfig:
-    """Families of experts alone have no intermediate_size."""
-    inner = config.values.get("moe_intermediate_size")
-    return ModelConfig({"intermediate_size": inner, **config.values})
-
-
-def _types(config: ModelConfig, num_layers: int, *, every: int, other: str) -> list[str]:
-    types = config.values.get("layer_types")
-    if types is None:
-        return [other if (index + 1) % every else GLOBAL for index in range(num_layers)]
-    known = (GLOBAL, other)
-    if not isinstance(types, list) or len(types) != num_layers or set(types) - set(known):
-        raise config.error("layer_types", f"{num_layers} of {' and '.join(known)}")
-    return types
-
-
-def _nemotron(family: str, config: ModelConfig) -> ModelSpec:
-    """Layers that are each one thing: Mamba 2 ("M"), attention ("*"), an MLP ("-") or experts
-    ("E"). Source: arXiv 2504.03624.
-    """
-    hidden = config.integer("hidden_size")
-    kinds = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*"}
-    kinds |= {"mlp": "-", "moe": "E"}
-    named = config.values.get("layers_block_type") or config.values.get("layer_types")
-    pattern = config.values.get("hybrid_override_pattern")
-    letters = list(pattern) if isinstance(pattern, str) else [kinds.get(n, "") for n in named or ()]
-    if not letters or len(letters) > MAX_LAYERS or set(letters) - set(kinds.values()):
-        raise config.error("hybrid_override_pattern", "one of M, *, - and E for each layer")
-    recurrent, recurrent_vectors = mamba2(config, hidden)
-    heads = config.integer("num_attention_heads")
-    attention = AttentionSpec(
-        heads,
-        config.integer("num_key_value_heads", heads),
-        config.integer("head_dim", hidden // heads),
-    )
-    layers = []
-    for letter in letters:
-        if letter == "M":
-            layers.append(LayerSpec(recurrent, None, hidden + recurrent_vectors))
-        elif letter == "*":
-            layers.append(LayerSpec(attention, None, hidden))
-        elif letter == "-":
-            inner = config.integer("intermediate_size")
-            layers.append(LayerSpec(None, MLPSpec(inner, is_gated=False), hidden))
-        else:
-            moe = experts(config, "moe_intermediate_size", is_gated=False)
-            inner = config.integer("moe_shared_expert_intermediate_size")
-            moe = replace(moe, shared=MLPSpec(inner, is_gated=False))
-            layers.append(LayerSpec(None, moe, hidden + moe.num_experts))
-    return ModelSpec(
-        family=family,
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
-        max_position=config.integer("max_position_embeddings"),
-        layers=tuple(layers),
-        ties_embeddings=config.flag("tie_word_embeddings", False),
-        num_vector_parameters=hidden,
-    )
-
-
 _LLAMA = _Grouped()
 _QWEN2 = _Grouped(windows=qwen_windows, qkv_bias=True, output_bias=False)
 _QWEN3 = _Grouped(windows=qwen_windows, head_dim=128, has_head_norms=True)
@@ -307,6 +217,9 @@ _FAMILIES: dict[str, Callable[[str, ModelConfig], ModelSpec]] = {
     "llama": _LLAMA,
     "mistral": _Grouped(windows=mistral_windows, qkv_bias=False, output_bias=False),
     "ministral3": _Grouped(qkv_bias=False, output_bias=False),
+    "llama4_text": _Grouped(
+        windows=_llama4_windows, mlps=llama4_experts, qkv_bias=False, output_bias=False
+    ),
     "mixtral": _Grouped(
         windows=mistral_windows, mlps=mixtral_experts, qkv_bias=False, output_bias=False
     ),
@@ -316,9 +229,9 @@ _FAMILIES: dict[str, Callable[[str, ModelConfig], ModelSpec]] = {
     "qwen2_5_vl_text": _QWEN2,
     "qwen3": _QWEN3,
     "qwen3_moe": replace(_QWEN3, mlps=qwen_experts, windows=_no_windows, head_dim=None),
-    "qwen3_next": _qwen_hybrid(qwen_experts),
-    "qwen3_5_text": _qwen_hybrid(dense),
-    "qwen3_5_moe_text": _qwen_hybrid(qwen_experts),
+    "qwen3_next": qwen_hybrid(qwen_experts),
+    "qwen3_5_text": qwen_hybrid(dense),
+    "qwen3_5_moe_text": qwen_hybrid(qwen_experts),
     "gemma2": _GEMMA,
     "gemma3_text": replace(_GEMMA, windows=gemma3_windows, has_head_norms=True),
     "phi3": _Grouped(windows=mistral_windows, qkv_bias=False, output_bias=False),
@@ -337,7 +250,8 @@ _FAMILIES: dict[str, Callable[[str, ModelConfig], ModelSpec]] = {
     "kimi_k2": _deepseek,
     "minimax_m2": _Grouped(mlps=minimax_experts, has_wide_norms=True),
     "opt": _opt,
-    "nemotron_h": _nemotron,
+    "nemotron_h": nemotron,
+    "granitemoehybrid": granite_hybrid,
 }
 
 # Of configs that leave out what transformers has as its default.

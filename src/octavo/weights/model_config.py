@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from octavo.core.errors import ConfigError
+from octavo.core.model_spec import LayerSpec, ModelSpec
 
 _MAX_INTEGER = 1 << 31
 MAX_LAYERS = 1024
@@ -153,4 +154,16 @@ class DecoderShape:
             context=config.integer("max_position_embeddings"),
             eps=config.number("rms_norm_eps", 1e-6),
             ties_embeddings=config.flag("tie_word_embeddings", ties_embeddings),
+        )
+
+    def model_spec(self, family: str, layers: Sequence[LayerSpec]) -> ModelSpec:
+        """Of a model with these layers and a norm behind the last one."""
+        return ModelSpec(
+            family=family,
+            vocab_size=self.vocab,
+            hidden_size=self.hidden,
+            max_position=self.context,
+            layers=tuple(layers),
+            ties_embeddings=self.ties_embeddings,
+            num_vector_parameters=self.hidden,
         )
