@@ -40,11 +40,11 @@ class Verb(TyperCommand):
 
 class VerbWithOthers(TyperGroup):
     """Verbs under the name of the first: `octavo plan MODEL` and `octavo plan verify`. What names
-    none of the others is for the first.
+    none of them is for the first.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        first, *others = self.commands
-        given = args if args[:1] and args[0] in others else [first, *args]
+        first = next(iter(self.commands))
+        given = args if args and args[0] in self.commands else [first, *args]
         parsed: list[str] = super().parse_args(ctx, given)
         return parsed
