@@ -137,18 +137,13 @@ class LoadOptions:
         """slo, seconds: in place of their options. Raises ConfigError that names the option."""
         from octavo.bench.session import Settings
         from octavo.bench.slo import parse_slo
-        from octavo.bench.workloads.replay import FileWorkload
 
         if self.api not in (None, "completions", "chat"):
             raise ConfigError(f"--api must be completions or chat, got {self.api!r}")
         sampling = {"temperature": 0, **_json_object("--extra-body", self.extra_body or "{}")}
         scale = number("--scale", self.scale)
         workload = workload_of(self.workload, scale, self.lengths, self.tokenizer)
-        if time_scale is not None and not isinstance(workload, FileWorkload):
-            raise ConfigError(
-                f"--replay plays the times of a trace's file, and {workload.name!r} is none: give "
-                "one with --workload, or a --request-rate instead"
-            )
+        require_times(workload, time_scale)
         slo = slo or self.slo
         return Settings(
             workload=workload,
@@ -205,6 +200,17 @@ def workload_of(
     encode = None if tokenizer is None else encoder_named(tokenizer)
     count = None if encode is None else (lambda text: len(encode(text)))
     return FileWorkload(path=path, scale=scale, count_tokens=count)
+
+
+def require_times(workload: Workload | FileWorkload, time_scale: float | None) -> None:
+    """Raises ConfigError where times are to be played and there are none."""
+    from octavo.bench.workloads.replay import FileWorkload
+
+    if time_scale is not None and not isinstance(workload, FileWorkload):
+        raise ConfigError(
+            f"--replay plays the times of a trace's file, and {workload.name!r} is none: give one "
+            "with --workload, or a --request-rate instead"
+        )
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from octavo.cli.load_options import (
     OverwriteOption,
     ScaleOption,
     SeedOption,
+    require_times,
     workload_of,
 )
 from octavo.cli.settings import Flags, takes_knobs
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
     from octavo.bench.output.run import Served
     from octavo.bench.sweep import SweepPlan
     from octavo.config import Config
+    from octavo.core.model_spec import ModelSpec
     from octavo.simulator.cost_model import CostModel
     from octavo.simulator.executor import OnStep
+    from octavo.simulator.hardware import Hardware
+    from octavo.simulator.roofline import Deployment
     from octavo.simulator.sizing import Sized
 
 _INVALID = 2
@@ -154,6 +158,7 @@ def simulate(
         from octavo.bench.simulated_run import simulated_run
         from octavo.bench.slo import parse_slo
 
+        load = _load(concurrency, rates, replay, num_requests, seed, seconds)
         config = configuration(flags, model_argument)
         sized, model_costs, served = _engine(
             config,
@@ -163,17 +168,18 @@ def simulate(
             weights=weights,
             costs=costs,
         )
+        played = workload_of(workload, number("--scale", scale), lengths, tokenizer)
+        require_times(played, replay)
         simulated = Simulated(
             scheduler=sized.settings,
             costs=model_costs,
-            workload=workload_of(workload, number("--scale", scale), lengths, tokenizer),
+            workload=played,
             slo=None if slo is None else parse_slo(slo),
             seconds_per_point=seconds,
             burstiness=burstiness,
             time_scale=replay,
             acceptance=(acceptance,) * len(sized.settings.draft_lengths),
         )
-        load = _load(concurrency, rates, replay, num_requests, seed, seconds)
         folder = new_folder(out, overwrite=overwrite)
         run, notes = simulated_run(
             simulated,
@@ -242,9 +248,8 @@ def _engine(
     """What is simulated, and how the run's folder names it. Raises ConfigError."""
     from octavo.advisor.model import read_model
     from octavo.bench.output.run import Served
-    from octavo.simulator.fitted import FittedCost
     from octavo.simulator.hardware import parse_hardware
-    from octavo.simulator.roofline import Deployment, Roofline
+    from octavo.simulator.roofline import Deployment
     from octavo.simulator.sizing import kv_format, size_engine
 
     asked = config.model
@@ -269,17 +274,7 @@ def _engine(
             f"--tensor-parallel-size {deployment.tensor_parallel} and --pipeline-parallel-size "
             f"{pipeline_parallel}; make them equal"
         )
-    model_costs: CostModel
-    if costs is not None:
-        model_costs = FittedCost.load(costs)
-        if model_costs.windows != model.spec.windows:
-            raise ConfigError(f"--costs {costs} were learned from another model than {asked.model}")
-    elif devices.device.is_cpu:
-        from octavo.bench.op_speeds import measured_cost
-
-        model_costs = measured_cost(model.spec, deployment)
-    else:
-        model_costs = Roofline(model.spec, devices, deployment)
+    model_costs = _costs(costs, model.spec, devices, deployment)
     sized = size_engine(config, model.spec, devices, deployment, model_costs, model.weight_bytes)
     served = Served(
         base_url="",
@@ -292,6 +287,28 @@ def _engine(
         settings={one.what: one.value for one in sized.decisions},
     )
     return sized, model_costs, served
+
+
+def _costs(
+    learned: Path | None, spec: ModelSpec, hardware: Hardware, deployment: Deployment
+) -> CostModel:
+    """As they were learned; else of this machine, by the speed of its kernels; else by
+    specifications.
+    """
+    if learned is not None:
+        from octavo.simulator.fitted import FittedCost
+
+        found = FittedCost.load(learned)
+        if found.windows != spec.windows:
+            raise ConfigError(f"--costs {learned} were learned from steps of another model")
+        return found
+    if hardware.device.is_cpu:
+        from octavo.bench.op_speeds import measured_cost
+
+        return measured_cost(spec, deployment)
+    from octavo.simulator.roofline import Roofline
+
+    return Roofline(spec, hardware, deployment)
 
 
 def _path_of(model: str) -> str:

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from octavo.config import Config
+from octavo.core.errors import ConfigError
+from octavo.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec
+from octavo.core.weight_format import WEIGHT_FORMATS
+from octavo.simulator.hardware import parse_hardware
+from octavo.simulator.roofline import Deployment, Roofline
+from octavo.simulator.sizing import Sized, kv_format, size_engine
+
+LLAMA_8B = ModelSpec(
+    family="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    max_position=8192,
+    layers=(LayerSpec(AttentionSpec(32, 8, 128), MLPSpec(14336), 2 * 4096),) * 32,
+    ties_embeddings=False,
+    num_vector_parameters=4096,
+)
+BF16 = WEIGHT_FORMATS["bfloat16"]
+
+
+def size(hardware: str, config: Config | None = None, **deployment) -> Sized:  # type: ignore[no-untyped-def]
+    config = config or Config()
+    devices = parse_hardware(hardware)
+    made = Deployment(kv=kv_format(config), **deployment)
+    costs = Roofline(LLAMA_8B, devices, made)
+    return size_engine(
+        config, LLAMA_8B, devices, made, costs, LLAMA_8B.weight_bytes(made.matrices, made.rest)
+    )
+
+
+def test_blocks_fill_the_share_of_what_the_weights_leave() -> None:
+    sized = size("H100")
+    device = parse_hardware("H100").device
+    left = device.memory_bytes - LLAMA_8B.weight_bytes(BF16, BF16)
+    assert sized.block_bytes == 16 * 131072
+    assert sized.settings.num_blocks == int(0.9 * left) // (16 * 131072)
+    assert sized.settings.max_model_len == 8192
+    assert sized.settings.max_num_batched_tokens == 2048
+
+
+def test_devices_share_weights_and_heads() -> None:
+    """But no head is divided: four devices have two heads each, sixteen have one and half of them
+    the same.
+    """
+    assert size("H100:4", tensor_parallel=4).block_bytes == 16 * 131072 // 4
+    assert size("H100:16", tensor_parallel=16).block_bytes == 16 * 131072 // 8
+    assert size("H100:2", pipeline_parallel=2).block_bytes == 16 * 131072 // 2
+
+
+def test_what_is_configured_is_kept() -> None:
+    config = Config.from_flat(
+        {
+            "kv_cache_memory_bytes": 2**30,
+            "kv_cache_dtype": "int8",
+            "block_size": 32,
+            "max_model_len": 2048,
+            "max_num_batched_tokens": 1000,
+            "max_num_seqs": 7,
+            "enable_prefix_caching": False,
+        }
+    )
+    sized = size("L4", config)
+    assert sized.block_bytes == 32 * 2 * 32 * 8 * (128 + 4)
+    assert sized.settings.num_blocks == 2**30 // sized.block_bytes
+    assert replace(sized.settings, num_blocks=1) == replace(
+        sized.settings,
+        num_blocks=1,
+        max_model_len=2048,
+        max_num_batched_tokens=1000,
+        block_size=32,
+        max_num_seqs=7,
+        caches_prefixes=False,
+    )
+
+
+def test_guesses_begin_with_what_steps_cost() -> None:
+    sized = size("H100", Config.from_flat({"speculative_config": "ngram:4"}))
+    rows, seconds = zip(*sized.settings.seconds_by_rows, strict=True)
+    assert rows[0] == 1
+    assert list(seconds) == sorted(seconds)
+    assert sized.settings.build() is not None
+    assert size("H100").settings.seconds_by_rows == ()
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"need 28\.0 GiB in float32, and 1x L4 has 2\d\.\d GiB"):
+        size("L4", matrices=WEIGHT_FORMATS["float32"])
