@@ -40,6 +40,7 @@ class World:
     max_num_seqs: int
     budget: int
     depth: int
+    is_pipeline: bool
     prefix_caching: bool
     policy: str
     max_model_len: int
@@ -91,6 +92,7 @@ def worlds(draw: st.DrawFn, *, failures: bool = False) -> World:
         max_num_seqs=draw(st.integers(1, 6)),
         budget=max(least, draw(st.sampled_from([1, 2, 3, 8, 16, 64]))),
         depth=draw(st.sampled_from([1, 1, 2, 3])),
+        is_pipeline=draw(st.booleans()),
         prefix_caching=draw(st.booleans()),
         policy=policy,
         max_model_len=max_model_len,
@@ -122,6 +124,7 @@ class Run:
             chunked_prefill=world.chunked_prefill,
             reserve_max=world.reserve_max,
             drafting=ScatteredDrafts(world.longest_draft) if world.longest_draft else None,
+            num_stages=world.depth if world.is_pipeline else 1,
         )
         self.executor = TruthExecutor(
             world.num_blocks, world.block_size, depth=world.depth, fail_at=world.fail_at
@@ -220,8 +223,10 @@ class Run:
             self.batch |= started
             num_slots = min(self.world.max_num_seqs, self.world.budget)
             assert len(self.batch) <= num_slots
-            # Room in the step was left, and yet nobody else started.
-            if self.world.chunked_prefill and step.num_tokens < self.world.budget:
+            # Room in the step was left, and yet nobody else started. In a pipeline, the next step
+            # may have room for more.
+            is_closed = step.num_tokens < self.world.budget and not self.world.is_pipeline
+            if self.world.chunked_prefill and is_closed:
                 self.batch_may_grow = False
 
     def check_memory(self) -> None:

@@ -279,6 +279,7 @@ def make_scheduler(
     chunked_prefill: bool = True,
     reserve_max: bool = False,
     drafting: Drafting | None = None,
+    num_stages: int = 1,
 ) -> tuple[Scheduler, BlockPool]:
     pool = BlockPool(num_blocks, enable_prefix_caching=prefix_caching)
     scheduler = Scheduler(
@@ -293,5 +294,6 @@ def make_scheduler(
         enable_chunked_prefill=chunked_prefill,
         reserve_max_model_len=reserve_max,
         drafting=drafting,
+        num_stages=num_stages,
     )
     return scheduler, pool

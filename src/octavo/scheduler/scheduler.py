@@ -44,7 +44,9 @@ class Scheduler:
     batching: when waiting sequences may join. enable_chunked_prefill: a prompt may be computed in
     parts; else max_num_batched_tokens must be at least max_model_len. reserve_max_model_len: give
     each sequence the blocks of max_model_len tokens when it starts (see Residency). drafting:
-    decides how many tokens are guessed; None guesses none.
+    decides how many tokens are guessed; None guesses none. num_stages: of a pipeline, of which the
+    first needs the token that comes out of the last: a sequence waits for its token before its next
+    step, and each step takes a part of the sequences, so that all stages have work.
 
     Steps may overlap: `schedule` may be called again before `update` was given the earlier step's
     output, as often as the executor is deep. Every sequence of an accepted request gets exactly one
@@ -65,6 +67,7 @@ class Scheduler:
         enable_chunked_prefill: bool = True,
         reserve_max_model_len: bool = False,
         drafting: Drafting | None = None,
+        num_stages: int = 1,
     ) -> None:
         self._pool = pool
         self._policy = policy
@@ -80,6 +83,7 @@ class Scheduler:
         self._enable_chunked_prefill = enable_chunked_prefill
         self._max_num_queued_reqs = max_num_queued_reqs
         self._drafting = drafting
+        self._num_stages = num_stages
 
         self._sequences: dict[str, list[Sequence]] = {}  # unfinished ones, by request
         self._running: list[Sequence] = []  # in the policy's order
@@ -184,18 +188,21 @@ class Scheduler:
         them.
         """
         running, enough = self._running, True
-        all_missing = [len(s.token_ids) + s.num_pending - s.num_computed for s in running]
+        due = running if self._num_stages == 1 else self._due_part()
+        all_missing = [len(s.token_ids) + s.num_pending - s.num_computed for s in due]
         # A long prompt must not take the budget of those behind it that need just one token.
         singles_behind = all_missing.count(1)
         position = 0
-        while position < len(running) and plan.budget:
-            sequence, missing = running[position], all_missing[position]
+        while position < len(due) and plan.budget:
+            sequence, missing = due[position], all_missing[position]
             position += 1
             if missing == 1:
                 singles_behind -= 1
             missing = min(missing, plan.budget - singles_behind)
             if missing <= 0 or sequence.is_drafted_for or not sequence.may_grow:
                 continue
+            if sequence.slot is None:
+                continue  # preempted for one before it
             while not self._residency.extend(sequence, missing, plan):
                 enough = False
                 if self._residency.awaits_blocks:
@@ -208,9 +215,22 @@ class Scheduler:
                 self._enter(sequence, missing, plan)
         return enough
 
+    def _due_part(self) -> list[Sequence]:
+        """In a pipeline: sequences whose tokens are all known, as many as a step may have."""
+        return [s for s in self._running if not s.num_pending][: self._part_size]
+
+    @property
+    def _part_size(self) -> int:
+        """Sequences that a step may have."""
+        num_sequences = len(self._running) + len(self._waiting)
+        return -(-num_sequences // self._num_stages)
+
     def _admit(self, plan: StepPlan, now: float) -> None:
         """Start waiting sequences in order, until the first that does not fit."""
+        part_size = self._part_size
         while plan.budget:
+            if len(plan.scheduled) >= part_size and self._num_stages > 1:
+                return
             sequence = self._waiting.first()
             if sequence is None or not self._admits(sequence):
                 break

@@ -20,7 +20,8 @@ class SchedulerSettings:
     """num_blocks: of the KV cache, with block_size tokens each. max_num_batched_tokens: of a step.
     max_model_len: prompt and output. draft_lengths: of each method that guesses, the longest draft;
     adapts_drafts: shorter ones where these pay. seconds_by_rows: (rows, seconds) of measured steps,
-    which adapting begins with (see StepSeconds). The rest as in the configuration.
+    which adapting begins with (see StepSeconds). num_stages: of a pipeline. The rest as in the
+    configuration.
     """
 
     num_blocks: int
@@ -37,6 +38,7 @@ class SchedulerSettings:
     draft_lengths: tuple[int, ...] = ()
     adapts_drafts: bool = True
     seconds_by_rows: tuple[tuple[int, float], ...] = ()
+    num_stages: int = 1
 
     @classmethod
     def of(
@@ -81,6 +83,7 @@ class SchedulerSettings:
             enable_chunked_prefill=self.enable_chunked_prefill,
             reserve_max_model_len=self.reserves_max_model_len,
             drafting=self._drafting(),
+            num_stages=self.num_stages,
         )
 
     def _drafting(self) -> Drafting | None:

@@ -6,6 +6,7 @@ import heapq
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from octavo.core.errors import InvariantError, RequestError
@@ -55,7 +56,8 @@ class RequestTiming(NamedTuple):
 class SimulatedEngine:
     """An engine loop on a virtual clock. Its scheduler is the real one.
 
-    costs: of steps. acceptance, on_step: see SimulatedExecutor.
+    settings: of the scheduler; how many stages there are is the costs' to say. costs: of steps.
+    acceptance, on_step: see SimulatedExecutor.
     """
 
     def __init__(
@@ -74,9 +76,8 @@ class SimulatedEngine:
             acceptance=acceptance,
             on_step=on_step,
         )
-        self.loop = EngineLoop(
-            settings.build(), executor, self.clock, depth=executor.max_steps_in_flight
-        )
+        scheduler = replace(settings, num_stages=costs.num_stages).build()
+        self.loop = EngineLoop(scheduler, executor, self.clock, depth=executor.max_steps_in_flight)
 
     def stats(self) -> EngineStats:
         return self.loop.stats()

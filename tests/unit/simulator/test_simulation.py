@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -126,11 +127,30 @@ def test_each_step_is_seen() -> None:
     assert seen == [(4, 0.5, 1.5), (1, 1.5, 2.5)]
 
 
-def test_in_a_pipeline_other_sequences_steps_run_meanwhile() -> None:
-    costs = LinearCosts(1.0, 0.0, num_stages=2)
-    engine = SimulatedEngine(SETTINGS, costs)
-    timings = by_index(simulate(engine, [request(0, 0.0, output=1), request(1, 0.0, output=1)]))
-    assert all(timing.chunk_s[-1] == 1.0 for timing in timings)
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+def test_a_pipelines_stages_work_at_once_and_no_token_comes_sooner(num_stages: int) -> None:
+    """Eight users, and a step takes a second whatever is in it: parts of the users take turns."""
+    engine = SimulatedEngine(SETTINGS, LinearCosts(1.0, 0.0, num_stages=num_stages))
+    timings = list(
+        simulate(engine, [request(i, prompt=4, output=20) for i in range(8)], concurrency=8)
+    )
+    for timing in timings:
+        gaps = [after - before for before, after in pairwise(timing.chunk_s)]
+        assert gaps == pytest.approx([1.0] * 19)
+    starts = {round(timing.chunk_s[0] % 1.0, 3) for timing in timings}
+    assert len(starts) == num_stages
+
+
+def test_a_pipeline_has_as_many_users_as_one_stage_at_a_time() -> None:
+    """With steps that take as long as they have tokens, four stages do four times as much."""
+    rates = []
+    for num_stages in (1, 4):
+        engine = SimulatedEngine(SETTINGS, LinearCosts(0.0, 1.0, num_stages=num_stages))
+        requests = [request(i, prompt=1, output=20) for i in range(64)]
+        for _ in simulate(engine, requests, concurrency=8):
+            pass
+        rates.append(64 * 20 / engine.clock.now)
+    assert rates[1] == pytest.approx(4 * rates[0], rel=0.1)
 
 
 def test_memory_does_not_grow_with_the_number_of_requests() -> None:
