@@ -17,6 +17,7 @@ from octavo.cli.draft import draft_app
 from octavo.cli.help import Verb, VerbWithOthers
 from octavo.cli.measure import report, sweep
 from octavo.cli.measure import serve as bench_serve
+from octavo.cli.plan import kv, plan
 from octavo.cli.sampling import Sampling, takes_sampling
 from octavo.cli.settings import Flags, takes_knobs
 from octavo.cli.simulate import simulate
@@ -192,10 +193,12 @@ bench_app.command("serve", cls=Verb)(bench_serve)
 bench_app.command(cls=Verb)(sweep)
 bench_app.command(cls=Verb)(report)
 plan_app = typer.Typer(cls=VerbWithOthers, rich_markup_mode=None)
+plan_app.command(cls=Verb)(plan)
+plan_app.command(cls=Verb)(kv)
 plan_app.command("verify", cls=Verb)(verify_plan)
 app.add_typer(bench_app, name="bench")
 app.add_typer(draft_app, name="draft")
-app.add_typer(plan_app, name="plan", help="Show how far what is planned is from what is measured.")
+app.add_typer(plan_app, name="plan", help="Plan a deployment, or measure how right plans are.")
 app.command(cls=Verb)(ab)
 app.command(cls=Verb)(simulate)
 app.command(cls=Verb)(profile)

@@ -1,0 +1,116 @@
+"""The planner and the engine agree on what a budget of memory holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from octavo import assembly
+from octavo.advisor.choosing import Choices, first_settings
+from octavo.advisor.layout import Layout
+from octavo.advisor.memory import Memory, account
+from octavo.advisor.model import OCTAVO_FAMILIES, read_model
+from octavo.advisor.traffic import read_traffic
+from octavo.config import Config
+from octavo.core.errors import RequestError
+from octavo.core.model_spec import KVFormat
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.models import registry
+from octavo.simulator.hardware import Hardware, this_cpu
+from support.checkpoints import make_checkpoint
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen3", tmp_path_factory.mktemp("tiny"), max_position_embeddings=2**15)
+
+
+def planned(folder: Path, num_bytes: int, dtype: str, tp: int = 1) -> Memory:
+    model = read_model(str(folder))
+    traffic = read_traffic(input_len="20", output_len="10")
+    choices = Choices(kv=KVFormat(dtype), kv_memory_bytes=num_bytes)
+    hardware = Hardware(this_cpu())
+    settings = first_settings(model, hardware, traffic, choices)
+    return account(model, hardware, Layout(tp), settings, traffic.lengths)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8"])
+@pytest.mark.parametrize("mib", [1, 7, 64])
+def test_pln_06_blocks_are_those_that_the_engine_allocates(
+    folder: Path, mib: int, dtype: str
+) -> None:
+    """PLN-06: tokens are blocks x block size, nothing is reserved; the longest request that fits
+    is served, one token more is refused.
+    """
+    knobs = {
+        "model": str(folder),
+        "backend": "native",
+        "kv_cache_memory_bytes": mib * MIB,
+        "kv_cache_dtype": dtype,
+        "max_model_len": -1,
+        "max_num_seqs": 1,
+        "threads": 1,
+    }
+    loop, facts = assembly.build_engine(Config.from_flat(knobs), 320)
+    found = planned(folder, mib * MIB, dtype)
+    assert found.num_blocks == facts.num_blocks
+    assert found.num_tokens == facts.num_blocks * 16
+    assert facts.max_model_len == min(found.num_tokens, 2**15)
+    if mib > 1:
+        return  # a long prompt takes its time
+    longest = facts.max_model_len
+    with pytest.raises(RequestError):
+        loop.add(_request("too long", longest))
+    loop.add(_request("longest", longest - 1))
+    deltas = [delta for _ in range(longest) if loop.has_work for delta in loop.step()]
+    assert deltas[-1].finish_reason is not None
+    assert deltas[-1].error is None
+    loop.close()
+
+
+def _request(name: str, prompt_len: int) -> Request:
+    return Request(
+        request_id=name,
+        prompt_token_ids=tuple(5 + i % 300 for i in range(prompt_len)),
+        sampling=SamplingParams(temperature=0),
+        max_tokens=1,
+        seed=0,
+    )
+
+
+def test_pln_06_two_devices_hold_twice_as_many_in_the_same_budget_each(folder: Path) -> None:
+    """PLN-06, by arithmetic: the engine has no tensor parallelism yet."""
+    one, two = (planned(folder, 7 * MIB, "bfloat16", tp) for tp in (1, 2))
+    assert abs(two.num_blocks - 2 * one.num_blocks) <= 1
+
+
+def test_the_weights_of_a_plan_are_the_tensors_of_the_files(folder: Path) -> None:
+    model = read_model(str(folder))
+    assert model.stored_bytes == sum(
+        4 * _elements(tensor.shape) for tensor in _tensors(folder).values()
+    )
+    assert model.weight_bytes == model.stored_bytes
+    assert model.notes == ()
+    assert model.octavo_runs(is_gpu=False)
+
+
+def test_the_planner_knows_which_families_octavo_runs() -> None:
+    registry.architectures()  # loads them all
+    assert tuple(sorted(registry._MODEL_TYPES)) == OCTAVO_FAMILIES
+
+
+def _tensors(folder: Path):  # type: ignore[no-untyped-def]
+    from octavo.weights.safetensors_folder import SafetensorsFolder
+
+    return SafetensorsFolder(folder).tensors
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

@@ -1,0 +1,40 @@
+"""Rules as data: all can be used, each says where it is from, one can be asked for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from octavo.advisor.engines import engines
+from octavo.advisor.rules import Kind, rule_named, rules
+from octavo.core.errors import ConfigError
+
+
+def test_each_rule_has_a_source_and_a_month() -> None:
+    for rule in rules():
+        assert len(rule.source) > 8, rule.id
+        assert re.fullmatch(r"20\d\d-\d\d", rule.as_of), rule.id
+        assert rule.verdict, rule.id
+        assert rule.reason, rule.id
+
+
+def test_engine_rules_speak_of_engines_that_there_are() -> None:
+    for rule in rules():
+        if rule.kind is Kind.ENGINE:
+            assert isinstance(rule.effect, dict)
+            assert set(rule.effect) <= set(engines()), rule.id
+
+
+def test_a_rule_is_explained_with_all_that_it_is() -> None:
+    text = rule_named("e1").explained()
+    assert "E1 (engine): only where it runs already" in text
+    assert "effect: tgi exclude" in text
+    assert "2025-12-11" in text
+    assert "https://github.com/huggingface/text-generation-inference" in text
+    assert "confidence: high" in text
+
+
+def test_an_unknown_rule_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"no rule 'E99'; did you mean E.*There are E1, "):
+        rule_named("E99")
