@@ -72,6 +72,7 @@ class SimulatedExecutor:
         self._token_ids = token_ids
         self._on_step = on_step
         self._free_s = -math.inf  # when the first stage is
+        self._end_s = -math.inf  # of the newest step
         self._seeds: dict[int, int] = {}  # by slot
         self._peculiar: dict[int, _Peculiar] = {}
 
@@ -84,8 +85,10 @@ class SimulatedExecutor:
         start_s, free_s = self._clock(), self._free_s
         if free_s > start_s - self._slack_s:
             start_s = free_s
-        end_s = start_s + seconds + draft_seconds
-        self._free_s = start_s + (seconds + draft_seconds) / self.max_steps_in_flight
+        stage_seconds = (seconds + draft_seconds) / self.max_steps_in_flight
+        # A short step doesn't overtake a long one, which has the last stage until it ends.
+        end_s = max(start_s + seconds + draft_seconds, self._end_s + stage_seconds)
+        self._free_s, self._end_s = start_s + stage_seconds, end_s
         if self._on_step is not None:
             self._on_step(step, start_s, end_s)
         output = StepOutput(

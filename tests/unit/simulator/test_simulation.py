@@ -153,6 +153,19 @@ def test_a_pipeline_has_as_many_users_as_one_stage_at_a_time() -> None:
     assert rates[1] == pytest.approx(4 * rates[0], rel=0.1)
 
 
+def test_a_short_step_of_a_pipeline_does_not_overtake_a_long_one() -> None:
+    """Prompts of 40 tokens beside single tokens: steps end in the order in which they began."""
+    ends: list[float] = []
+    engine = SimulatedEngine(
+        SETTINGS,
+        LinearCosts(0.0, 1.0, num_stages=2),
+        on_step=lambda step, start_s, end_s: ends.append(end_s),
+    )
+    requests = [request(i, prompt=40 if i % 2 else 1, output=10) for i in range(12)]
+    assert len(list(simulate(engine, requests, concurrency=4))) == 12
+    assert ends == sorted(ends)
+
+
 def test_memory_does_not_grow_with_the_number_of_requests() -> None:
     """Looked at after a collection, which also empties the interpreter's lists of free tuples."""
 
