@@ -198,8 +198,11 @@ class Scheduler:
             position += 1
             if missing == 1:
                 singles_behind -= 1
-            missing = min(missing, plan.budget - singles_behind)
-            if missing <= 0 or sequence.is_drafted_for or not sequence.may_grow:
+            elif missing > plan.budget - singles_behind:
+                missing = plan.budget - singles_behind
+            if missing <= 0 or sequence.is_drafted_for:
+                continue
+            if sequence.num_pending and not sequence.may_grow:
                 continue
             if sequence.slot is None:
                 continue  # preempted for one before it
@@ -264,7 +267,9 @@ class Scheduler:
             sequence.num_pending += 1
         else:
             plan.num_behind += 1
-        new_blocks = self._unsent_blocks(sequence)
+        new_blocks: tuple[int, ...] = ()
+        if len(sequence.block_table) > sequence.num_sent_blocks:
+            new_blocks = self._unsent_blocks(sequence)
         plan.scheduled.append(
             ScheduledSequence(slot_of(sequence), start, count, new_blocks, samples)
         )
@@ -356,9 +361,7 @@ class Scheduler:
             if samples:
                 if draft is not None:
                     self._keep_accepted(sequence, len(result.token_ids) - 1)
-                delta = self._append_tokens(sequence, result, now)
-                self._totals.generated_tokens += len(delta.token_ids)
-                deltas.append(delta)
+                deltas.append(self._append_tokens(sequence, result, now))
         return deltas
 
     def _keep_accepted(self, sequence: Sequence, num_accepted: int) -> None:
@@ -375,13 +378,15 @@ class Scheduler:
             sequence.first_token_time = now
             if sequence.index == 0:
                 self._release_forks(sequence.request.request_id)
-        token_ids, reason = result.token_ids, None
-        for count, token in enumerate(token_ids, start=1):
-            sequence.token_ids.append(token)
+        known, reason = sequence.token_ids, None
+        num_known = len(known)
+        for token in result.token_ids:
+            known.append(token)
             reason = sequence.reason_to_finish(token)
             if reason is not None:
-                token_ids = token_ids[:count]
                 break
+        token_ids = result.token_ids[: len(known) - num_known]
+        self._totals.generated_tokens += len(token_ids)
         logprobs = result.logprobs
         if logprobs is not None:
             logprobs = logprobs[: len(token_ids)]

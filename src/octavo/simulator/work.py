@@ -54,6 +54,11 @@ def work_of(
     singles: list[int] = []  # contexts of sequences with one row, its own token included
     chunks: list[tuple[int, int]] = []  # first position and rows of the others
     for index, (_, start, num_tokens, _, samples, draft) in enumerate(step.sequences):
+        if num_tokens == 1 and draft is None:  # most of them
+            num_decoding += 1
+            num_logit_rows += samples
+            singles.append(start + 1)
+            continue
         guesses = 0
         if draft is not None:
             guesses = draft.length if draft_lengths is None else draft_lengths[index]
