@@ -204,7 +204,7 @@ class Scheduler:
                 continue
             if sequence.num_pending and not sequence.may_grow:
                 continue
-            if sequence.slot is None:
+            if not sequence.block_table:
                 continue  # preempted for one before it
             while not self._residency.extend(sequence, missing, plan):
                 enough = False
