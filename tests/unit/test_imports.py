@@ -84,3 +84,15 @@ print(len(names))
 def test_the_offline_api_is_loaded_on_first_use() -> None:
     code = "import octavo, sys; octavo.SamplingParams(); print('octavo.llm' in sys.modules)"
     assert run_python(code).strip() == "False"
+
+
+def test_the_simulator_loads_no_arrays_and_nothing_that_computes() -> None:
+    code = """
+import octavo.simulator.real_time, octavo.simulator.replay, octavo.simulator.simulation
+import octavo.simulator.trace
+import sys
+print(*sys.modules)
+"""
+    loaded = run_python(code).split()
+    assert {"numpy", "torch", "pydantic"}.isdisjoint(loaded)
+    assert {"octavo.layers", "octavo.models", "octavo.ops", "octavo.runner"}.isdisjoint(loaded)
