@@ -120,10 +120,19 @@ class Traffic:
         burst = "" if abs(self.burst_cv - 1) < 0.01 else f", gaps with CV {self.burst_cv:.1f}"
         return f"{self.rate:g} requests/s at the peak{burst}"
 
+    def workload_file(self) -> dict[str, Any]:
+        """What a workload's YAML file has."""
+        values = self.workload.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        for each in values["classes"]:
+            for lengths in (each["in"], each["out"]):
+                if "quantiles" in lengths:
+                    lengths["quantiles"] = dict(lengths["quantiles"])
+        return values
+
     def to_json(self) -> dict[str, Any]:
         lengths = self.lengths
         return {
-            "workload": self.workload.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+            "workload": self.workload_file(),
             "users": self.users,
             "rate": self.rate,
             "input_mean": round(lengths.input_mean, 1),

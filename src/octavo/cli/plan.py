@@ -405,8 +405,7 @@ def _write(made: Plan, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "plan.json").write_text(json.dumps(made.to_json(), indent=2) + "\n", encoding="utf-8")
     (out / "plan.md").write_text(plan_markdown(made), encoding="utf-8")
-    workload = made.question.traffic.workload
-    values = workload.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    values = made.question.traffic.workload_file()
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     (out / WORKLOAD_FILE).write_text(text, encoding="utf-8")
     print(f"wrote plan.json, plan.md and {WORKLOAD_FILE} into {out}", file=sys.stderr)

@@ -9,12 +9,15 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from octavo.core.errors import ConfigError
 from octavo.weights.gguf_header import GGUFHeader
 from octavo.weights.gguf_names import ROPE_FACTORS
 from octavo.weights.safetensors_folder import read_json_object
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfFileSystem
 
 T = TypeVar("T")
 
@@ -73,7 +76,7 @@ def read_hub_gguf(
     total = _asked(repo_id, lambda: int(system.info(path)["size"]))
     wanted = min(_FIRST_BYTES, total)
     while True:
-        content = _asked(repo_id, partial(system.read_block, path, 0, wanted))
+        content = _asked(repo_id, partial(_first_bytes, system, path, wanted))
         try:
             header = _header(content, total)
         except ConfigError:
@@ -83,6 +86,12 @@ def read_hub_gguf(
             continue
         header.tensors.pop(ROPE_FACTORS, None)  # its values would be those of the hole
         return header
+
+
+def _first_bytes(system: HfFileSystem, path: str, count: int) -> bytes:
+    with system.open(path, "rb", cache_type="none") as file:  # others read ahead
+        content: bytes = file.read(count)
+    return content
 
 
 def _header(content: bytes, total: int) -> GGUFHeader:

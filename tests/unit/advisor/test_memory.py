@@ -18,7 +18,9 @@ from octavo.simulator.hardware import parse_hardware
 from support import public_configs as public
 
 BF16 = KVFormat("bfloat16")
-FIXED = read_traffic(input_len="p50:1024,min:1024,max:1024", output_len="p50:1024,min:1024,max:1024")
+FIXED = read_traffic(
+    input_len="p50:1024,min:1024,max:1024", output_len="p50:1024,min:1024,max:1024"
+)
 
 
 def memory_of(
@@ -72,7 +74,9 @@ def test_every_line_says_where_it_is_from() -> None:
 
 def test_what_is_called_80_gb_or_24_gb_is_less() -> None:
     assert memory_of(public.LLAMA_3_1_8B, "H100").lines[0].value < 80 * GIB
-    assert memory_of(public.LLAMA_3_1_8B, "L4").lines[0].value == pytest.approx(22.5 * GIB, rel=0.01)
+    assert memory_of(public.LLAMA_3_1_8B, "L4").lines[0].value == pytest.approx(
+        22.5 * GIB, rel=0.01
+    )
 
 
 def test_kv_heads_beyond_their_number_are_copied_not_divided() -> None:
@@ -109,9 +113,7 @@ def test_users_at_mean_and_at_longest_length_are_told_apart() -> None:
 
 
 def test_the_largest_batch_bounds_the_logits() -> None:
-    few, many = (
-        memory_of(public.LLAMA_3_1_8B, "H100", num_seqs=number) for number in (256, 1024)
-    )
+    few, many = (memory_of(public.LLAMA_3_1_8B, "H100", num_seqs=number) for number in (256, 1024))
     assert many.logits_bytes == 4 * few.logits_bytes == 4 * 1024 * 128_256
     assert many.kv_bytes == few.kv_bytes - 3 * few.logits_bytes
 
