@@ -343,11 +343,11 @@ def _record(timing: RequestTiming) -> RequestRecord:
         record.done_ns = record.sent_ns
         return record
     record.chunk_ns = [round(second * _NS) for second in timing.chunk_s]
-    record.chunk_tokens = timing.chunk_tokens or [1] * len(record.chunk_ns)
+    record.chunk_tokens = timing.chunk_tokens
     record.headers_ns, record.done_ns = record.chunk_ns[0], record.chunk_ns[-1]
     record.num_prompt_tokens = record.prompt_len
     record.num_cached_tokens = timing.num_cached_tokens
-    record.num_output_tokens = sum(record.chunk_tokens)
+    record.num_output_tokens = sum(timing.chunk_tokens or (len(record.chunk_ns),))
     record.token_source = TokenSource.USAGE
     record.finish_reason = "length"
     record.status = 200

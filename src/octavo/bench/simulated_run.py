@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
+from time import process_time
 
 from octavo.bench.curves import Finding
 from octavo.bench.load.plan import LoadSpec, PointRun
@@ -60,9 +61,14 @@ def simulated_run(
     findings: Sequence[Finding] = ()
     checks: Sequence[Check] = ()
     if isinstance(load, LoadSpec):
+        begin = process_time()
         for run, point in session.play_parts(load):
             kept.add(run, point)
-            progress(f"{point.label}: {run.end_ns / 1e9:,.0f} s simulated")
+            simulated_s, took_s = run.end_ns / 1e9, process_time() - begin
+            progress(
+                f"{point.label}: {simulated_s:,.0f} s simulated in {took_s:.1f} s, "
+                f"{simulated_s / took_s:,.0f} times as fast"
+            )
     else:
 
         async def play(spec: LoadSpec) -> tuple[PointRun, Point]:

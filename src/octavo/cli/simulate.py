@@ -26,6 +26,7 @@ from octavo.config import DEFAULT_MODEL
 from octavo.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from octavo.advisor.model import PlannedModel
     from octavo.bench.load.plan import LoadSpec
     from octavo.bench.output.run import Served
     from octavo.bench.sweep import SweepPlan
@@ -40,9 +41,19 @@ if TYPE_CHECKING:
 _INVALID = 2
 _SLO_MISSED = 1
 _USUAL_ACCEPTANCE = 0.7
+# Knobs that have no part in how long steps take.
+_FOR_TEXT = (
+    "chat_template",
+    "download_dir",
+    "generation_config",
+    "max_logprobs",
+    "override_generation_config",
+    "record_steps",
+    "served_model_name",
+)
 
 
-@takes_knobs("model", "cache", "scheduler", "speculation", without=("record_steps",))
+@takes_knobs("model", "cache", "scheduler", "speculation", without=_FOR_TEXT)
 def simulate(
     flags: Flags,
     model_argument: ModelArgument = None,
@@ -250,15 +261,14 @@ def _engine(
     from octavo.bench.output.run import Served
     from octavo.simulator.hardware import parse_hardware
     from octavo.simulator.roofline import Deployment
-    from octavo.simulator.sizing import kv_format, size_engine
+    from octavo.simulator.sizing import drafter_of, kv_format, size_engine
 
     asked = config.model
-    model = read_model(
-        _path_of(asked.model),
-        weights=weights or asked.quantization,
-        revision=asked.revision,
-        token=asked.hf_token,
-    )
+
+    def read(name: str, weights: str | None = None, revision: str | None = None) -> PlannedModel:
+        return read_model(_path_of(name), weights=weights, revision=revision, token=asked.hf_token)
+
+    model = read(asked.model, weights or asked.quantization, asked.revision)
     devices = parse_hardware(hardware)
     deployment = Deployment(
         tensor_parallel=tensor_parallel or max(1, devices.count // pipeline_parallel),
@@ -266,6 +276,7 @@ def _engine(
         matrices=model.matrices,
         rest=model.rest,
         kv=kv_format(config),
+        drafter=drafter_of(config, model.spec, lambda name: read(name).spec),
     )
     used = deployment.tensor_parallel * deployment.pipeline_parallel
     if used != devices.count:

@@ -13,8 +13,8 @@ from octavo.simulator.executor import SimulatedExecutor, uniform
 from octavo.simulator.hardware import parse_hardware
 from octavo.simulator.model_configs import spec_from_config
 from octavo.simulator.roofline import Deployment, Roofline
-from octavo.simulator.sizing import Sized, kv_format, size_engine
-from octavo.weights import Checkpoint
+from octavo.simulator.sizing import Sized, drafter_of, kv_format, size_engine
+from octavo.weights import Checkpoint, open_checkpoint
 
 _BETWEEN_STEPS_S = 0.002
 _MEAN_ANSWER = 128
@@ -36,7 +36,13 @@ def real_time_executor(
     if config.model.quantization is not None:
         matrices = weight_format(config.model.quantization.partition("-")[0])
     deployment = Deployment(
-        tensor_parallel=hardware.count, matrices=matrices, rest=stored, kv=kv_format(config)
+        tensor_parallel=hardware.count,
+        matrices=matrices,
+        rest=stored,
+        kv=kv_format(config),
+        drafter=drafter_of(
+            config, spec, lambda name: spec_from_config(open_checkpoint(name).config)
+        ),
     )
     costs = Roofline(spec, hardware, deployment)
     weight_bytes = spec.weight_bytes(matrices, stored)

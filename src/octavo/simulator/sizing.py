@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from octavo.config import Config
 from octavo.core.dtypes import KV_DTYPE_ALIASES
@@ -100,6 +101,26 @@ def size_engine(
         ),
         block_bytes=block_bytes,
     )
+
+
+def drafter_of(
+    config: Config, spec: ModelSpec, read: Callable[[str], ModelSpec]
+) -> ModelSpec | None:
+    """The model that guesses: that of the first method which has one. Others only look up what
+    they guess, or (medusa) guess with the target's own hidden state, and count as free.
+
+    spec: of the target. read: of a model's name.
+    """
+    for method in config.speculation.parsed.methods:
+        match method["method"]:
+            case "draft_model" if isinstance(name := method.get("model"), str):
+                return read(name)
+            case "layer_skip":
+                count = method.get("num_layers") or max(1, len(spec.layers) // 4)
+                return replace(spec, layers=spec.layers[:count])
+            case "eagle" | "eagle3":  # one layer, and the target's head
+                return replace(spec, layers=spec.layers[:1])
+    return None
 
 
 def _seconds_by_rows(config: Config, costs: CostModel) -> tuple[tuple[int, float], ...]:

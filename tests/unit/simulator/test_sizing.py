@@ -10,7 +10,7 @@ from octavo.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec
 from octavo.core.weight_format import WEIGHT_FORMATS
 from octavo.simulator.hardware import parse_hardware
 from octavo.simulator.roofline import Deployment, Roofline
-from octavo.simulator.sizing import Sized, kv_format, size_engine
+from octavo.simulator.sizing import Sized, drafter_of, kv_format, size_engine
 
 LLAMA_8B = ModelSpec(
     family="llama",
@@ -91,3 +91,22 @@ def test_guesses_begin_with_what_steps_cost() -> None:
 def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"need 28\.0 GiB in float32, and 1x L4 has 2\d\.\d GiB"):
         size("L4", matrices=WEIGHT_FORMATS["float32"])
+
+
+@pytest.mark.parametrize(
+    ("speculative", "num_layers"),
+    [
+        ("ngram:4", None),
+        ("medusa", None),
+        ("eagle", 1),
+        ("layer_skip", 8),
+        ('{"method": "layer_skip", "num_layers": 3}', 3),
+        ('{"model": "small"}', 2),
+        ('[{"method": "ngram"}, {"method": "draft_model", "model": "small"}]', 2),
+    ],
+)
+def test_who_guesses_with_a_model_has_its_costs(speculative: str, num_layers: int | None) -> None:
+    small = {"small": replace(LLAMA_8B, layers=LLAMA_8B.layers[:2])}
+    config = Config.from_flat({"speculative_config": speculative})
+    drafter = drafter_of(config, LLAMA_8B, small.__getitem__)
+    assert (drafter and len(drafter.layers)) == num_layers
