@@ -21,6 +21,7 @@ from octavo.bench.workloads.replay import FileWorkload
 from octavo.bench.workloads.request import PlannedRequest, clipping
 from octavo.bench.workloads.vocabulary import Vocabulary
 from octavo.bench.workloads.workload import RequestShape, Workload
+from octavo.core.errors import ConfigError
 from octavo.core.step import EngineStats, ScheduledStep
 from octavo.scheduler.settings import SchedulerSettings
 from octavo.simulator.cost_model import CostModel
@@ -91,11 +92,12 @@ class SimulatedSession:
         simulated = self._simulated
         count = self._num_requests(spec)
         requests = self._requests(spec, count)
-        if self._has_file_times(spec):
-            planned = list(requests)
+        if isinstance(simulated.workload, FileWorkload):
+            planned = list(requests)  # the file may have fewer than were asked for
             count, requests = len(planned), iter(planned)
-            last_s = max(request.arrival_s or 0.0 for request in planned)
-            spec = replace(spec, rate=(count - 1) / last_s if last_s else float(count))
+            if self._has_file_times(spec):
+                last_s = max(request.arrival_s or 0.0 for request in planned)
+                spec = replace(spec, rate=(count - 1) / last_s if last_s else float(count))
         size = count if part_size is None else part_size
         gauges = _Gauges(self._on_step)
         engine = self._engine(gauges)
@@ -167,8 +169,8 @@ class SimulatedSession:
             return max(_LEAST_REQUESTS, round(spec.rate * seconds))
         users = spec.concurrency or 1
         few = _REQUESTS_PER_USER * users
-        trial = list(self._trial(replace(spec, num_requests=few)))
-        rate = few / max(one.chunk_s[-1] - self._now_s for one in trial if one.chunk_s)
+        trial = self._trial(replace(spec, num_requests=few))
+        rate = few / (max(one.chunk_s[-1] for one in trial) - self._now_s)
         return max(few, _LEAST_REQUESTS, round(rate * seconds))
 
     def _seconds_alone(self, spec: LoadSpec) -> float:
@@ -176,12 +178,15 @@ class SimulatedSession:
         if spec.concurrency is None:
             return 0.0
         trial = self._trial(replace(spec, concurrency=1, num_requests=2))
-        took = [one.chunk_s[-1] - one.due_s for one in trial if one.chunk_s]
-        return sum(took) / len(took)
+        return sum(one.chunk_s[-1] - one.due_s for one in trial) / len(trial)
 
-    def _trial(self, spec: LoadSpec) -> Iterator[RequestTiming]:
+    def _trial(self, spec: LoadSpec) -> list[RequestTiming]:
+        """Those that were not refused; at least one. Raises ConfigError."""
         requests = map(_simulated_request, self._requests(spec, spec.num_requests or 1))
-        return simulate(self._engine(), requests, concurrency=spec.concurrency)
+        timings = list(simulate(self._engine(), requests, concurrency=spec.concurrency))
+        if accepted := [timing for timing in timings if timing.refusal is None]:
+            return accepted
+        raise ConfigError(f"no request of the workload can run: {timings[0].refusal}")
 
     def _requests(self, spec: LoadSpec, count: int) -> Iterator[PlannedRequest]:
         simulated = self._simulated

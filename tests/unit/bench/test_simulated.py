@@ -19,6 +19,7 @@ from octavo.bench.workloads.presets import workload_named
 from octavo.bench.workloads.replay import FileWorkload
 from octavo.bench.workloads.vocabulary import Vocabulary
 from octavo.bench.workloads.workload import Workload
+from octavo.core.errors import ConfigError
 from octavo.scheduler.settings import SchedulerSettings
 from support.simulated import LinearCosts
 
@@ -147,6 +148,26 @@ def test_files_of_requests_are_played_at_their_times(tmp_path: Path) -> None:
     due = sorted(record.scheduled_ns for record in run.records)
     assert due[1] - due[0] == pytest.approx(2 * 137e6)
     assert point.num_cached_tokens == 39 * 512  # blocks with one id are one block
+
+
+def test_a_file_may_have_fewer_requests_than_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": i, "input_length": 50, "output_length": 3} for i in range(12)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    what = simulated(FileWorkload(path=path, kind="mooncake"))
+    [(run, _)] = play(what, LoadSpec(rate=5.0, num_requests=100), part_size=10)[:1]
+    assert len(run.records) == 10
+    [(_, point)] = play(what, LoadSpec(concurrency=2, num_requests=100))
+    assert point.num_ok == 12
+
+
+def test_a_workload_of_which_nothing_fits_is_refused() -> None:
+    tight = SchedulerSettings(num_blocks=2, max_model_len=4096, max_num_batched_tokens=512)
+    with pytest.raises(ConfigError, match="KV blocks"):
+        play(
+            simulated(Workload.of_lengths(100, 20), scheduler=tight),
+            LoadSpec(concurrency=1, num_requests=3),
+        )
 
 
 def test_the_folder_is_that_of_a_measured_run(tmp_path: Path) -> None:
