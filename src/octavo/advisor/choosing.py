@@ -269,25 +269,29 @@ def _communication(deployed: Deployed) -> float:
 
 
 def tuned(deployed: Deployed, promise: Promise | None, choices: Choices) -> Deployed:
-    """The step's tokens and the sequences that run at once, for the load, where they weren't told:
-    the default, or what serves clearly more; as many sequences as keep the SLO, so that more wait
-    instead of slowing all down, as far as memory holds them.
+    """The step's tokens for the load, where they weren't told: the default, or what serves clearly
+    more. As many sequences as memory holds, up to the default.
     """
     if choices.token_budget is None:
         deployed = _with_budget(deployed, promise)
     if choices.num_seqs is None:
-        pp, replicas = deployed.layout.pp, deployed.layout.replicas
-        wanted = 1.1 * deployed.lane_at(deployed.load).batch * pp
-        if promise is not None and deployed.load.users is not None:
-            wanted = max(wanted, min(deployed.capacity(promise) / replicas, 4 * wanted))
-        elif promise is not None:
-            wanted *= 1.5
-        else:
-            wanted = max(wanted, float(deployed.settings.num_seqs))
-        count = 8 * math.ceil(max(wanted, 8) / 8)
         room = max(1, int(deployed.memory.users_mean))
-        deployed = deployed.but(settings=deployed.settings.but(num_seqs=min(count, room, 1024)))
+        count = min(deployed.settings.num_seqs, room)
+        deployed = deployed.but(settings=deployed.settings.but(num_seqs=count))
     return deployed
+
+
+def with_batch(deployed: Deployed, capacity: float, choices: Choices) -> Deployed:
+    """The sequences that run at once, where they weren't told: as many as do at the capacity, so
+    that who is too many waits instead of slowing all down, but not fewer than the load brings.
+    """
+    if choices.num_seqs is not None or not capacity:
+        return deployed
+    load = deployed.load
+    at = replace(load, users=capacity) if load.users is not None else replace(load, rate=capacity)
+    batch = max(deployed.lane_at(one).batch for one in (at, load)) * deployed.layout.pp
+    count = min(8 * math.ceil(max(batch, 1) / 8), deployed.settings.num_seqs)
+    return deployed.but(settings=deployed.settings.but(num_seqs=count))
 
 
 def _with_budget(deployed: Deployed, promise: Promise | None) -> Deployed:

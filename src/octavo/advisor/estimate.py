@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from octavo.advisor.layout import Layout, Settings
@@ -27,9 +27,11 @@ CostSource = Callable[[PlannedModel, Hardware, Layout, KVFormat], CostModel | No
 
 NUM_DRAWS = 60
 _LOW, _HIGH = 0.05, 0.95
-_LEAST_RATIO, _MOST_RATIO = 0.2, 5.0
+_LEAST_RATIO, _MOST_RATIO = 0.05, 20.0
 """Of a simulated value to that in closed form: beyond this the two don't speak of the same."""
 _PRECISION = 0.02
+_BUSIEST = 0.97
+"""Of the most requests, in a busy period of the closed form."""
 _RATE = ("rate", 0.0)
 _MOST_FACTOR = 4096.0
 
@@ -150,6 +152,25 @@ class Deployed:
         each = load.times(1 / self.lanes)
         if each.users is not None and each.users < 1:
             each = Load(users=1.0)  # one request is in one lane; the others stand idle
+        found = self._lane(each, steps)
+        if each.rate is None or self.traffic.busy_factor == 1 or not found.is_stable:
+            return found
+        # Most requests come in busy periods: latency is that of their rate, as far as it can be
+        # done; what is too much then is worked off in the quiet ones.
+        busy = min(self.traffic.busy_factor, _BUSIEST / found.load)
+        if busy <= 1:
+            return found
+        then = self._lane(replace(each, rate=each.rate * busy), steps)
+        return replace(
+            then,
+            request_rate=found.request_rate,
+            output_rate=found.output_rate,
+            load=found.load,
+            prefill_share=found.prefill_share,
+            is_stable=True,
+        )
+
+    def _lane(self, each: Load, steps: StepTimes | None) -> LaneResult:
         return lane(
             steps or self.steps,
             self.traffic.lengths,

@@ -20,6 +20,7 @@ from octavo.advisor.choosing import (
     layout_facts,
     link_of,
     tuned,
+    with_batch,
 )
 from octavo.advisor.engines import EngineChoice, LaunchFacts, choose_engines, general_findings
 from octavo.advisor.estimate import METRICS, CostSource, Deployed, Prediction
@@ -188,6 +189,8 @@ def _plan_on(question: Question, hardware: Hardware) -> Plan:
             deployed, prediction = _simulated(other.but(corrections={}), promise)
             ranked = corrected(ranked, deployed, promise, first=deployed.layout)
         capacity = deployed.capacity(promise)
+        if promise is not None:
+            deployed = with_batch(deployed, capacity, choices)
     floors = bounds(model, hardware, deployed.layout, traffic, settings.kv)
     verdict, binding = _verdict(deployed, promise, prediction, floors, fits, ranked)
     facts = _facts(deployed, prediction, promise, capacity, verdict)

@@ -69,11 +69,15 @@ class Traffic:
 
     @property
     def burst_cv(self) -> float:
-        """Of gaps between arrivals; those with busy periods count as their gamma look-alike."""
+        """Of gaps between arrivals; within a busy period they are a Poisson process."""
         arrivals = self.workload.arrivals
-        if isinstance(arrivals, Gamma):
-            return 1 / math.sqrt(arrivals.burstiness)
-        return math.sqrt(arrivals.busy_rate)
+        return 1 / math.sqrt(arrivals.burstiness) if isinstance(arrivals, Gamma) else 1.0
+
+    @property
+    def busy_factor(self) -> float:
+        """Rate of busy periods, in which most requests come, over the mean rate."""
+        arrivals = self.workload.arrivals
+        return 1.0 if isinstance(arrivals, Gamma) else arrivals.busy_rate
 
     @cached_property
     def lengths(self) -> Lengths:
