@@ -170,7 +170,11 @@ def make_plan(question: Question) -> Plan:
     rest = tuple(
         (plan.deployed.hardware, plan.verdict, plan.binding) for plan in made if plan is not best
     )
-    return replace(best, others=rest)
+    promise = question.promise
+    changes: list[Change] = []
+    if promise is not None and not best.is_good:
+        changes = nearest_changes(best.deployed, promise, best.prediction)
+    return replace(best, others=rest, changes=tuple(changes))
 
 
 def _plan_on(question: Question, hardware: Hardware) -> Plan:
@@ -197,9 +201,6 @@ def _plan_on(question: Question, hardware: Hardware) -> Plan:
     features = matching(Kind.FEATURE, facts.as_dict())
     num_queued = _num_queued(prediction, promise, deployed)
     engines = choose_engines(facts, _launch(deployed, facts, features, num_queued))
-    changes: list[Change] = []
-    if promise is not None and verdict not in (Verdict.MEETS, Verdict.PROBABLY):
-        changes = nearest_changes(deployed, promise, prediction)
     return Plan(
         question=question,
         deployed=deployed,
@@ -215,7 +216,7 @@ def _plan_on(question: Question, hardware: Hardware) -> Plan:
         features=tuple(features),
         knobs=tuple(chosen_knobs(deployed, facts, features, num_queued)),
         pitfalls=tuple(matching(Kind.PITFALL, facts.as_dict())),
-        changes=tuple(changes),
+        changes=(),
         load_test=None
         if prediction is None
         else load_test(deployed, prediction, promise, engines[0].engine.url),
