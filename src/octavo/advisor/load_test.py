@@ -76,7 +76,7 @@ def load_test(
     """deployed: corrected by its simulation."""
     traffic = deployed.traffic
     ladder = _ladder(deployed)
-    top = ladder[-1].output_rate
+    top = max(rung.output_rate for rung in ladder)
     alone = ladder[0]
     seconds_alone = (alone.ttft_ms + (traffic.lengths.output_mean - 1) * alone.tpot_ms) / 1e3
     knee = top / traffic.lengths.output_mean * seconds_alone

@@ -34,8 +34,9 @@ def test_the_ladder_rises_and_ends_where_output_no_longer_does() -> None:
         load_test = plan_of(scenario).load_test
         assert load_test is not None
         rates = [rung.output_rate for rung in load_test.ladder]
-        assert rates[-2] <= 1.001 * rates[-1] <= 1.04 * rates[-2], scenario
-        assert all(after >= 0.999 * before for before, after in pairwise(rates)), scenario
+        # Where the batch is full, the closed form has a step of a few percent.
+        assert 0.95 * rates[-2] <= rates[-1] <= 1.03 * rates[-2], scenario
+        assert all(after > before for before, after in pairwise(rates[:-1])), scenario
         assert load_test.ladder[0].users == 1
         assert 1 <= load_test.knee_users <= load_test.ladder[-1].users
 
