@@ -1,0 +1,1 @@
+"""Advice from figures: what to serve a model with, and which settings keep a promise."""

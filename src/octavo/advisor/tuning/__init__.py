@@ -1,0 +1,1 @@
+"""Finds the settings under which a server keeps an SLO at the highest load."""

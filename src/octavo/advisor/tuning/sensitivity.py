@@ -1,0 +1,111 @@
+"""What each knob does around the settings that were chosen, one at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.advisor.tuning.edge import find_edge
+from octavo.advisor.tuning.objective import Load, Measure
+from octavo.advisor.tuning.space import Setting, Space
+from octavo.bench.points import Estimate
+from octavo.bench.statistics import mean_estimate
+
+_PLAYS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """Of taking one knob from `before` to `after`, all others as they are around it: the ratio of
+    edges, its geometric mean over the seeds with the 95 % interval, 0 where the setting failed.
+    is_simulated: else measured.
+    """
+
+    knob: str
+    before: Any
+    after: Any
+    ratio: Estimate
+    num_seeds: int
+    is_simulated: bool
+    failure: str = ""
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it can be told from no effect."""
+        low, high = self.ratio.low, self.ratio.high
+        return low is not None and high is not None and not low <= 1 <= high
+
+
+def effects_around(
+    measure: Measure,
+    space: Space,
+    center: Setting,
+    others: Sequence[Setting],
+    *,
+    edges: Mapping[int, float],
+    seconds: float,
+    steepness: float,
+    is_simulated: bool = False,
+    may_begin: Callable[[], bool] = lambda: True,
+) -> list[Effect]:
+    """others: settings that differ from the center in one knob. edges: of the center, by seed;
+    others are played there first, and once more towards their own edge.
+    """
+    found = []
+    for other in others:
+        if not may_begin():
+            break
+        place = next(i for i, (a, b) in enumerate(zip(center, other, strict=True)) if a != b)
+        logs, failure = [], ""
+        for seed, center_edge in edges.items():
+            edge = find_edge(
+                lambda rate, other=other, seed=seed: measure(  # type: ignore[misc]
+                    other, Load(rate, seed, seconds)
+                ),
+                center_edge,
+                steepness=steepness,
+                most_plays=_PLAYS,
+            )
+            if edge.failure:
+                failure = edge.failure
+                break
+            logs.append(math.log(edge.rate / center_edge))
+        found.append(
+            Effect(
+                knob=space.dimensions[place].name,
+                before=center[place],
+                after=other[place],
+                ratio=Estimate(0.0) if failure else _exponential(mean_estimate(logs)),
+                num_seeds=len(logs),
+                is_simulated=is_simulated,
+                failure=failure,
+            )
+        )
+    return found
+
+
+def interaction(effects: Sequence[Effect], gain: Estimate) -> Estimate | None:
+    """The gain of all changed knobs together over the product of what each one adds to the others:
+    1 if they don't depend on each other; less where none helps without the others, more where one
+    does the work of another. effects: of taking each knob back to its default. None without an
+    interval for each, or for fewer than two knobs.
+    """
+    ratios = [effect.ratio for effect in effects]
+    if len(ratios) < 2 or any(r.low is None or r.high is None for r in (*ratios, gain)):
+        return None
+    if min(gain.value, *(ratio.value for ratio in ratios)) <= 0:
+        return None
+    mean = math.log(gain.value) + sum(math.log(ratio.value) for ratio in ratios)
+    half = math.sqrt(sum((math.log(r.high / r.low) / 2) ** 2 for r in (*ratios, gain)))  # type: ignore[operator]
+    return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
+def _exponential(log_ratio: Estimate) -> Estimate:
+    low, high = log_ratio.low, log_ratio.high
+    return Estimate(
+        math.exp(log_ratio.value),
+        None if low is None else math.exp(low),
+        None if high is None else math.exp(high),
+    )

@@ -1,0 +1,162 @@
+"""The settings that may be tried: knobs, their values, and which settings are near each other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from octavo.core.errors import ConfigError, InvariantError
+
+Setting = tuple[Any, ...]
+"""One value for each dimension of a space, in their order."""
+
+DEFAULT = None
+"""As a value: the knob is not given, and the engine decides."""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One knob. values: at least one, all different, `default` among them; in rising order if
+    is_ordered, where DEFAULT stands outside of the order, at the beginning. is_live: a running
+    server takes another value; else it must be started again.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    default: Any = DEFAULT
+    is_ordered: bool = False
+    is_live: bool = False
+
+    def __post_init__(self) -> None:
+        if self.default not in self.values or len(set(self.values)) < len(self.values):
+            raise InvariantError(f"{self.name}: {self.values} must differ and have {self.default}")
+
+    def neighbours(self, value: Any) -> tuple[Any, ...]:
+        """Of an ordered knob, the next ones up and down, and the default; of others, all others."""
+        others = tuple(other for other in self.values if other != value)
+        if not self.is_ordered or value is DEFAULT:
+            return others
+        place = self.values.index(value)
+        near = {*self.values[max(0, place - 1) : place + 2], self.default}
+        return tuple(other for other in others if other in near)
+
+
+@dataclass(frozen=True)
+class Space:
+    """All combinations of the dimensions' values."""
+
+    dimensions: tuple[Dimension, ...]
+
+    @property
+    def default(self) -> Setting:
+        return tuple(each.default for each in self.dimensions)
+
+    @property
+    def size(self) -> int:
+        return prod(len(each.values) for each in self.dimensions)
+
+    def named(self, setting: Setting) -> dict[str, Any]:
+        """Value by knob."""
+        return {d.name: value for d, value in zip(self.dimensions, setting, strict=True)}
+
+    def changes(self, setting: Setting) -> dict[str, Any]:
+        """Value by knob, of those that are not at their default."""
+        return {
+            d.name: value
+            for d, value in zip(self.dimensions, setting, strict=True)
+            if value != d.default
+        }
+
+    def setting(self, changes: Mapping[str, Any]) -> Setting:
+        """The default but for these knobs."""
+        return tuple(changes.get(d.name, d.default) for d in self.dimensions)
+
+    def restart_key(self, setting: Setting) -> tuple[Any, ...]:
+        """Settings with equal keys can follow each other on one running server."""
+        return tuple(
+            value for d, value in zip(self.dimensions, setting, strict=True) if not d.is_live
+        )
+
+    def neighbours(self, setting: Setting) -> Iterator[Setting]:
+        """Those that differ in one knob, by a small step where the knob has an order."""
+        for place, dimension in enumerate(self.dimensions):
+            for value in dimension.neighbours(setting[place]):
+                yield (*setting[:place], value, *setting[place + 1 :])
+
+    def one_knob_away(self, setting: Setting) -> Iterator[Setting]:
+        """All settings that differ from this one in one knob."""
+        for place, dimension in enumerate(self.dimensions):
+            for value in dimension.values:
+                if value != setting[place]:
+                    yield (*setting[:place], value, *setting[place + 1 :])
+
+    def sample(self, count: int, rng: random.Random) -> list[Setting]:
+        """Different settings, all of them if there are no more. Each value of a knob comes about
+        equally often (a Latin hypercube), until what is drawn again is left out.
+        """
+        if count >= self.size:
+            return list(self._all())
+        found: dict[Setting, None] = {}
+        while len(found) < count:
+            columns = [_shuffled_values(d.values, count, rng) for d in self.dimensions]
+            for setting in zip(*columns, strict=True):
+                found.setdefault(setting)
+                if len(found) == count:
+                    break
+        return list(found)
+
+    def only(self, name: str, values: Sequence[Any]) -> Space:
+        """The same with fewer values for one knob; its default stays."""
+        return Space(
+            tuple(
+                replace(d, values=tuple(v for v in d.values if v in values or v == d.default))
+                if d.name == name
+                else d
+                for d in self.dimensions
+            )
+        )
+
+    def _all(self) -> Iterator[Setting]:
+        def extended(place: int) -> Iterator[Setting]:
+            if place == len(self.dimensions):
+                yield ()
+                return
+            for value in self.dimensions[place].values:
+                for rest in extended(place + 1):
+                    yield (value, *rest)
+
+        return extended(0)
+
+
+def distance(one: Setting, other: Setting) -> int:
+    """Knobs in which they differ."""
+    return sum(a != b for a, b in zip(one, other, strict=True))
+
+
+def as_text(changes: Mapping[str, Any]) -> str:
+    """For people: `max_num_seqs=16 block_size=32`, or `default`."""
+    return " ".join(f"{name}={value_text(value)}" for name, value in changes.items()) or "default"
+
+
+def value_text(value: Any) -> str:
+    if value is DEFAULT:
+        return "default"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def require_choice(space: Space) -> None:
+    """Raises ConfigError for a space of the default alone."""
+    if space.size < 2:
+        raise ConfigError(
+            "no knob is left to tune: every one has but its default that can matter here; name "
+            "others, or other values, with --knob NAME=VALUE,VALUE"
+        )
+
+
+def _shuffled_values(values: Sequence[Any], count: int, rng: random.Random) -> list[Any]:
+    column = [values[i % len(values)] for i in range(count)]
+    rng.shuffle(column)
+    return column
