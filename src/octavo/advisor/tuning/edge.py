@@ -1,4 +1,4 @@
-"""The highest rate at which one setting keeps the SLO, with one seed, in as few plays as will do."""
+"""The highest rate at which one setting keeps the SLO, with one seed, in few plays."""
 
 from __future__ import annotations
 

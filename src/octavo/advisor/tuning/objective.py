@@ -15,7 +15,7 @@ from typing import Protocol
 
 from octavo.advisor.tuning.space import Setting
 from octavo.bench.metrics import METRICS
-from octavo.bench.records import Failure, RequestRecord
+from octavo.bench.records import RequestRecord
 from octavo.bench.slo import Slo, Term
 from octavo.bench.statistics import percentile
 
@@ -87,23 +87,22 @@ FIGURES: Mapping[str, str] = {
 
 
 def outcome_of(records: Sequence[RequestRecord], slo: Slo) -> Outcome:
-    """Of all requests of a load, at least one, but cancelled ones. All count, the first too, which
-    find an empty server: every setting gets the same ones.
+    """Of all requests of a load, at least one. All count, the first too, which find an empty
+    server: every setting gets the same ones.
     """
-    counted = [record for record in records if record.failure is not Failure.CANCELLED]
-    met = sum(bool(slo.is_met_by(record)) for record in counted)
+    met = sum(bool(slo.is_met_by(record)) for record in records)
     figures = {}
     for name in FIGURES:
         metric, _, percent = name.partition("_p")
-        if percent and len(sample := METRICS[metric].sample(counted)):
+        if percent and len(sample := METRICS[metric].sample(records)):
             figures[name] = percentile(sample, int(percent) / 100)
-    succeeded = [record for record in counted if record.is_ok]
+    succeeded = [record for record in records if record.is_ok]
     if succeeded:
-        start_ns = min(record.scheduled_ns for record in counted)
+        start_ns = min(record.scheduled_ns for record in records)
         end_ns = max(record.done_ns or record.scheduled_ns for record in succeeded)
         num_tokens = sum(record.num_output_tokens for record in succeeded)
         figures["output_rate"] = num_tokens / max(1e-9, (end_ns - start_ns) / 1e9)
-    return Outcome(use=slo_use(counted, slo), share=met / len(counted), figures=figures)
+    return Outcome(use=slo_use(records, slo), share=met / len(records), figures=figures)
 
 
 def slo_use(records: Sequence[RequestRecord], slo: Slo) -> float:

@@ -104,7 +104,7 @@ def screen(
     best = sorted(scores, key=scores.__getitem__)[:num_wanted]
     simple = dict.fromkeys(_simplified(score, setting, space) for setting in best)
     ranked = sorted(simple, key=score)
-    gains = {}
+    gains: dict[Setting, float] = {}
     for setting in ranked:
         if gains and clock() > deadline:
             break
@@ -147,8 +147,9 @@ def _climb(
 
 def _simplified(score: Callable[[Setting], float], setting: Setting, space: Space) -> Setting:
     """Without the changes that gain nothing."""
-    for name in space.changes(setting):
-        kept = {n: value for n, value in space.changes(setting).items() if n != name}
-        if score(simpler := space.setting(kept)) <= score(setting) + _NO_LOSS:
-            setting = simpler
-    return setting
+    while True:
+        as_good = score(setting) + _NO_LOSS
+        simpler = next((one for one in space.taken_back(setting) if score(one) <= as_good), None)
+        if simpler is None:
+            return setting
+        setting = simpler

@@ -97,7 +97,7 @@ def search(
 ) -> Result:
     """Find the setting whose edge is highest, or say that it is the default.
 
-    Raises ConfigError only where the measurement itself can't go on; settings that fail are results.
+    Settings that fail are results; what the measurement itself raises ends the search.
     """
     return _Search(measure, space, plan, screen, clock, progress).run()
 
@@ -242,7 +242,7 @@ class _Search:
         time allows. If the default won, what the best finalist would have changed in it.
         """
         space, center = self.space, final.winner
-        changed = _taken_back(space, center)
+        changed = space.taken_back(center)
         if center == space.default:
             best = max(
                 (s for s in final.gains if final.gains[s].bound is not None),
@@ -323,9 +323,7 @@ class _Search:
                 break
         return count, left_s - final_s - _AROUND_SHARE * self.plan.budget_s
 
-    def _race_size(
-        self, race_s: float, short_s: float, play_s: float, num_finalists: int
-    ) -> int:
+    def _race_size(self, race_s: float, short_s: float, play_s: float, num_finalists: int) -> int:
         for size in _RACE_SIZES:
             plan = RacePlan(
                 num_entrants=size, num_finalists=num_finalists, seconds=short_s, longest_s=play_s
@@ -336,9 +334,7 @@ class _Search:
         return min(_RACE_SIZES)
 
 
-def _entrants(
-    space: Space, screened: Screened | None, count: int, seed: int
-) -> list[Setting]:
+def _entrants(space: Space, screened: Screened | None, count: int, seed: int) -> list[Setting]:
     """The default; half of the others the best of the screening; and, since the simulator may be
     wrong in the same way about all of these, settings that differ from what was taken so far in
     most knobs. Without a screening, changes of one knob, and a sample of the space.
@@ -360,11 +356,3 @@ def _entrants(
         chosen.append(farthest)
         pool.remove(farthest)
     return chosen[:count]
-
-
-def _taken_back(space: Space, setting: Setting) -> list[Setting]:
-    """With each changed knob at its default, one at a time."""
-    changes = space.changes(setting)
-    return [
-        space.setting({n: value for n, value in changes.items() if n != name}) for name in changes
-    ]

@@ -93,13 +93,17 @@ def interaction(effects: Sequence[Effect], gain: Estimate) -> Estimate | None:
     interval for each, or for fewer than two knobs.
     """
     ratios = [effect.ratio for effect in effects]
-    if len(ratios) < 2 or any(r.low is None or r.high is None for r in (*ratios, gain)):
-        return None
-    if min(gain.value, *(ratio.value for ratio in ratios)) <= 0:
+    has_intervals = all(r.low is not None and r.high is not None for r in (*ratios, gain))
+    if len(ratios) < 2 or not has_intervals:
         return None
     mean = math.log(gain.value) + sum(math.log(ratio.value) for ratio in ratios)
-    half = math.sqrt(sum((math.log(r.high / r.low) / 2) ** 2 for r in (*ratios, gain)))  # type: ignore[operator]
+    half = math.sqrt(sum(_half_width(ratio) ** 2 for ratio in (*ratios, gain)))
     return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
+def _half_width(ratio: Estimate) -> float:
+    """Of its logarithm's interval."""
+    return math.log((ratio.high or ratio.value) / (ratio.low or ratio.value)) / 2
 
 
 def _exponential(log_ratio: Estimate) -> Estimate:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -15,6 +16,9 @@ Setting = tuple[Any, ...]
 
 DEFAULT = None
 """As a value: the knob is not given, and the engine decides."""
+
+_MOST_DRAWS = 20
+"""After which a space is sampled no further: it allows too little."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,10 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Space:
-    """All combinations of the dimensions' values."""
+    """The combinations of the dimensions' values that are allowed; the default always is."""
 
     dimensions: tuple[Dimension, ...]
+    allows: Callable[[Setting], bool] = lambda setting: True
 
     @property
     def default(self) -> Setting:
@@ -56,6 +61,7 @@ class Space:
 
     @property
     def size(self) -> int:
+        """Of all combinations."""
         return prod(len(each.values) for each in self.dimensions)
 
     def named(self, setting: Setting) -> dict[str, Any]:
@@ -83,52 +89,52 @@ class Space:
     def neighbours(self, setting: Setting) -> Iterator[Setting]:
         """Those that differ in one knob, by a small step where the knob has an order."""
         for place, dimension in enumerate(self.dimensions):
-            for value in dimension.neighbours(setting[place]):
-                yield (*setting[:place], value, *setting[place + 1 :])
+            yield from self._with_values(setting, place, dimension.neighbours(setting[place]))
 
     def one_knob_away(self, setting: Setting) -> Iterator[Setting]:
-        """All settings that differ from this one in one knob."""
+        """All that differ in one knob."""
         for place, dimension in enumerate(self.dimensions):
-            for value in dimension.values:
-                if value != setting[place]:
-                    yield (*setting[:place], value, *setting[place + 1 :])
+            yield from self._with_values(setting, place, dimension.values)
+
+    def taken_back(self, setting: Setting) -> list[Setting]:
+        """With each of its changes at the default again, one at a time."""
+        changes = self.changes(setting)
+        simpler = [self.setting({n: v for n, v in changes.items() if n != own}) for own in changes]
+        return [one for one in simpler if self.allows(one)]
 
     def sample(self, count: int, rng: random.Random) -> list[Setting]:
         """Different settings, all of them if there are no more. Each value of a knob comes about
-        equally often (a Latin hypercube), until what is drawn again is left out.
+        equally often (a Latin hypercube), but for what is drawn again or is not allowed.
         """
         if count >= self.size:
-            return list(self._all())
+            return list(filter(self.allows, product(*(d.values for d in self.dimensions))))
         found: dict[Setting, None] = {}
-        while len(found) < count:
+        for _ in range(_MOST_DRAWS):
             columns = [_shuffled_values(d.values, count, rng) for d in self.dimensions]
-            for setting in zip(*columns, strict=True):
+            for setting in filter(self.allows, zip(*columns, strict=True)):
                 found.setdefault(setting)
-                if len(found) == count:
-                    break
-        return list(found)
+            if len(found) >= count:
+                break
+        return list(found)[:count]
 
     def only(self, name: str, values: Sequence[Any]) -> Space:
         """The same with fewer values for one knob; its default stays."""
-        return Space(
-            tuple(
-                replace(d, values=tuple(v for v in d.values if v in values or v == d.default))
-                if d.name == name
-                else d
-                for d in self.dimensions
-            )
+        dimensions = (
+            replace(d, values=tuple(v for v in d.values if v in values or v == d.default))
+            if d.name == name
+            else d
+            for d in self.dimensions
         )
+        return replace(self, dimensions=tuple(dimensions))
 
-    def _all(self) -> Iterator[Setting]:
-        def extended(place: int) -> Iterator[Setting]:
-            if place == len(self.dimensions):
-                yield ()
-                return
-            for value in self.dimensions[place].values:
-                for rest in extended(place + 1):
-                    yield (value, *rest)
-
-        return extended(0)
+    def _with_values(
+        self, setting: Setting, place: int, values: Sequence[Any]
+    ) -> Iterator[Setting]:
+        for value in values:
+            if value != setting[place]:
+                other = (*setting[:place], value, *setting[place + 1 :])
+                if self.allows(other):
+                    yield other
 
 
 def distance(one: Setting, other: Setting) -> int:

@@ -38,7 +38,7 @@ def knob_arms(experiment: str, base: Arm) -> list[Arm]:
         raise ConfigError(f"--knob {name} needs at least two different values, got {values!r}")
     if any(word.partition("=")[0] in _flags(knob) for word in base.text.split()):
         raise ConfigError(f"{knob.flag} is in {base.text!r} and in --knob; leave one out")
-    return [base.with_flags(*_value_flags(knob, value), name=f"{name}={value}") for value in chosen]
+    return [base.with_flags(*value_flags(knob, value), name=f"{name}={value}") for value in chosen]
 
 
 def _knob(name: str) -> Knob:
@@ -59,7 +59,7 @@ def _flags(knob: Knob) -> set[str]:
     return {*spellings, *(f"--no-{s.removeprefix('--')}" for s in spellings)}
 
 
-def _value_flags(knob: Knob, value: str) -> Sequence[str]:
+def value_flags(knob: Knob, value: str) -> Sequence[str]:
     """As `octavo serve` takes it."""
     if value == "default":
         return ()

@@ -1,0 +1,213 @@
+"""Settings of a real engine: each is served by a process that is started here, or by one that runs
+already and takes the setting, and gets its loads over HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from octavo.advisor.tuning.objective import Load, Outcome, outcome_of
+from octavo.advisor.tuning.space import Setting, Space, as_text
+from octavo.bench.ab.design import Block
+from octavo.bench.ab.experiment import Tools, Wanted, with_v1
+from octavo.bench.launch import Arm, started
+from octavo.bench.load.plan import LoadPoint, PointRun
+from octavo.bench.load.target import Target
+from octavo.bench.output.folder import PointKey, append_requests
+from octavo.bench.records import Failure
+from octavo.bench.slo import Slo
+from octavo.bench.workloads.request import PlannedRequest
+from octavo.core.errors import ConfigError
+
+_WARM_UP_SEED = 1_000_003
+_NUM_WARM_UPS = 8
+_PROBE_USERS, _PROBE_REQUESTS = 8, 32
+_PROBE_SEED = 1_000_033
+_LEAST_REQUESTS = 20
+"""Of a play, however low the rate: the percentiles of fewer are nobody's."""
+
+_BROKEN_SHARE = 0.5
+"""Of requests whose connection failed: then the server is gone."""
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|OutOfMemory|MemoryError|bad_alloc|Cannot allocate memory|memory are free"
+    r"|free beside the weights|of KV cache, but only|exit status (-9|137)\b",
+    re.IGNORECASE,
+)
+"""In what a server printed last. A process that the system ends for its memory prints nothing, and
+ends by SIGKILL.
+"""
+
+
+class Engine(Protocol):
+    """An engine whose knobs are tuned. name: for people."""
+
+    name: str
+
+    def arm(self, changes: Mapping[str, Any]) -> Arm:
+        """What serves with these knobs changed, all others being as the user has them."""
+        ...
+
+    def adjust(self, url: str, changes: Mapping[str, Any]) -> None:
+        """Change live knobs of a server that runs; those that aren't named get their defaults."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What was found when the default was served first. requests_per_s: of a closed loop of a few
+    users. url: of the server, which runs on.
+    """
+
+    target: Target
+    url: str
+    requests_per_s: float
+
+
+class ServedEngine:
+    """Measures settings of an engine: see `Measure`. Use it as a context; it ends what it started.
+
+    folder: gets the servers' logs and the requests of all plays. blocks: all plays, as `octavo ab`
+    compares them; a block's round is the load's seed, its arm `arm_name` of the setting.
+    """
+
+    def __init__(self, engine: Engine, space: Space, slo: Slo, tools: Tools, folder: Path) -> None:
+        self.blocks: list[Block] = []
+        self._engine = engine
+        self._space = space
+        self._slo = slo
+        self._tools = tools
+        self._folder = folder
+        self._server = ExitStack()
+        self._key: tuple[Any, ...] | None = None  # of the server that runs
+        self._setting: Setting | None = None  # that it has now
+        self._url = ""
+        self._target: Target | None = None  # but for the address
+        self._requests: Callable[[Wanted], Sequence[PlannedRequest]] | None = None
+        self._num_starts = self._num_plays = 0
+        self._played: Counter[tuple[int, float]] = Counter()  # on the server that runs
+
+    def __enter__(self) -> ServedEngine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.new_server()
+
+    def open(self) -> Served:
+        """Serve the default, and find out what is needed to measure it. Raises ConfigError."""
+        self._start(self._space.default)
+        target = asyncio.run(self._tools.probe(self._url))
+        self._target, self._requests = target, self._tools.prepare([target])
+        self._warm_up()
+        wanted = Wanted(seed=_PROBE_SEED, count=_PROBE_REQUESTS, nonce="first look")
+        point = LoadPoint(
+            label="first look", requests=self._requests(wanted), concurrency=_PROBE_USERS
+        )
+        run = self._play(point)
+        done = [record for record in run.records if record.is_ok and record.done_ns]
+        if not done:
+            failed = run.records[0]
+            raise ConfigError(
+                f"{self._engine.name} fails the workload's requests: "
+                f"{failed.error or failed.failure}; see the logs in {self._folder}"
+            )
+        start_ns = min(record.sent_ns or record.scheduled_ns for record in done)
+        seconds = (max(record.done_ns or 0 for record in done) - start_ns) / 1e9
+        return Served(target=target, url=self._url, requests_per_s=len(done) / max(seconds, 1e-6))
+
+    def new_server(self) -> None:
+        """The next play finds one that has served nothing."""
+        self._server.close()
+        self._key = self._setting = None
+
+    def __call__(self, setting: Setting, load: Load) -> Outcome:
+        try:
+            self._serve(setting)
+        except ConfigError as error:
+            self.new_server()
+            return _failed(str(error))
+        run = self._play(self._point(setting, load))
+        gone = sum(record.failure is Failure.CONNECTION for record in run.records)
+        if gone > _BROKEN_SHARE * len(run.records):
+            last_line = self._last_log()
+            self.new_server()
+            return _failed(f"the server broke down under load; its log ends: {last_line}")
+        self.blocks.append(
+            Block(arm=self.arm_name(setting), regime="online", round=load.seed, run=run)
+        )
+        return outcome_of(run.records, self._slo)
+
+    def arm_name(self, setting: Setting) -> str:
+        """Of its blocks."""
+        return as_text(self._space.changes(setting))
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _serve(self, setting: Setting) -> None:
+        if self._key != self._space.restart_key(setting):
+            self.new_server()
+            self._start(setting)
+            self._warm_up()
+        elif self._setting != setting:
+            self._engine.adjust(self._url, self._space.changes(setting))
+            self._setting = setting
+
+    def _start(self, setting: Setting) -> None:
+        arm = self._engine.arm(self._space.changes(setting))
+        self._num_starts += 1
+        label = f"{self._num_starts:03}"
+        self._url = self._server.enter_context(started(arm, self._folder / "logs", label=label))
+        self._key, self._setting = self._space.restart_key(setting), setting
+        self._played.clear()
+
+    def _warm_up(self) -> None:
+        if self._requests is not None:
+            wanted = Wanted(seed=_WARM_UP_SEED, count=_NUM_WARM_UPS, nonce="warm-up")
+            requests = self._requests(wanted)
+            self._play(LoadPoint(label="warm-up", requests=requests, concurrency=len(requests)))
+
+    def _point(self, setting: Setting, load: Load) -> LoadPoint:
+        if self._requests is None:
+            raise ConfigError("the default must be served first")
+        self._num_plays += 1
+        count = max(_LEAST_REQUESTS, round(load.rate * load.seconds))
+        # Another server gets the very same prompts; this one, none that its prefix cache knows.
+        repeat = self._played[load.seed, load.rate]
+        self._played[load.seed, load.rate] += 1
+        nonce = f"{load.seed} {load.rate} {repeat}"
+        requests = self._requests(Wanted(seed=load.seed, count=count, nonce=nonce, rate=load.rate))
+        label = f"{self._num_plays:03} {as_text(self._space.changes(setting))} r{load.rate:.4g}"
+        return LoadPoint(label=label, requests=requests, rate=load.rate, seed=load.seed)
+
+    def _play(self, point: LoadPoint) -> PointRun:
+        if self._target is None:
+            raise ConfigError("the default must be served first")
+        target = replace(self._target, base_url=with_v1(self._url))
+        run = asyncio.run(self._tools.play(target, point))
+        if point.is_open:
+            append_requests(self._folder, PointKey(point.label, point.seed), run.records)
+        return run
+
+    def _last_log(self) -> str:
+        logs = sorted((self._folder / "logs").glob(f"*.{self._num_starts:03}.log"))
+        text = logs[-1].read_text(errors="replace").strip() if logs else ""
+        return text.splitlines()[-1] if text else "nothing was printed"
+
+
+def is_out_of_memory(failure: str) -> bool:
+    """Whether an outcome's failure says so."""
+    return failure.startswith("out of memory")
+
+
+def _failed(why: str) -> Outcome:
+    """In a line, with the reason in front if it is memory."""
+    line = " ".join(why.split())
+    prefix = "out of memory: " if _OUT_OF_MEMORY.search(why) else ""
+    return Outcome(use=float("inf"), failure=prefix + line)
