@@ -32,14 +32,15 @@ _LINES_OF_LOG = 12
 @dataclass(frozen=True)
 class Arm:
     """name: unique in an experiment, short enough for a table, without keys. text: as the user
-    wrote it, without the name. url: of a server that runs already; or command: what starts one,
-    where {port} stands for a free port.
+    wrote it, without the name. url: of a server that runs already; restart: what ends it and starts
+    it anew, if that is asked for. Or command: what starts one, where {port} stands for a free port.
     """
 
     name: str
     text: str
     url: str | None = None
     command: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
 
     @property
     def is_octavo(self) -> bool:
@@ -120,7 +121,10 @@ def started(
     the last lines that were printed, for a command that can't run, ends, or isn't ready in time.
     """
     if arm.url is not None:
-        _wait_until_ready(arm, arm.url, None, None, timeout_s=min(timeout_s, 10.0))
+        if arm.restart:
+            _restart(arm, folder, label, timeout_s)
+        patience_s = timeout_s if arm.restart else min(timeout_s, 10.0)
+        _wait_until_ready(arm, arm.url, None, None, timeout_s=patience_s)
         yield arm.url
         return
     port = free_port()
@@ -149,6 +153,28 @@ def started(
             yield url
     finally:
         _end(process)
+
+
+def _restart(arm: Arm, folder: Path, label: str, timeout_s: float) -> None:
+    """Run the command to its end; the server may come up after it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / (f"restart.{label}.log" if label else "restart.log")
+    with log.open("wb") as output:
+        try:
+            status = subprocess.run(
+                arm.restart,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=timeout_s,
+                check=False,
+            ).returncode
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ConfigError(f"{shlex.join(arm.restart)!r} can't be run: {error}") from None
+    if status:
+        raise ConfigError(
+            f"{shlex.join(arm.restart)!r} ended with exit status {status}{_last_lines(log)}"
+        )
 
 
 @contextmanager

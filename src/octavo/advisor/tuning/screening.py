@@ -29,13 +29,14 @@ _START_FACTOR = 1.1
 class Screened:
     """ranked: the best settings first. gains: of these, edge over the default's, as simulated;
     those without a figure were not simulated that far. default_edge: simulated. num_tried:
-    different settings.
+    different settings. blind: knobs that could not be judged, and are at their defaults.
     """
 
     ranked: tuple[Setting, ...]
     gains: Mapping[Setting, float]
     default_edge: Edge
     num_tried: int
+    blind: tuple[str, ...] = ()
 
 
 class _Counting:

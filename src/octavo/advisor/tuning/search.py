@@ -335,16 +335,18 @@ class _Search:
 
 
 def _entrants(space: Space, screened: Screened | None, count: int, seed: int) -> list[Setting]:
-    """The default; half of the others the best of the screening; and, since the simulator may be
-    wrong in the same way about all of these, settings that differ from what was taken so far in
-    most knobs. Without a screening, changes of one knob, and a sample of the space.
+    """The default; half of the others the best of the screening; these with changes of knobs that
+    it could not judge; and, since it may be wrong in the same way about all of them, settings that
+    differ from what was taken so far in most knobs. Without a screening, changes of one knob, and a
+    sample of the space.
     """
     rng = random.Random(f"{seed}\0entrants")
     chosen = [space.default]
     if screened is not None:
         best = [setting for setting in screened.ranked if setting != space.default]
         chosen += best[: math.ceil((count - 1) / 2)]
-        pool = best[len(chosen) - 1 :] + list(space.one_knob_away(space.default))
+        chosen += _with_blind_changes(space, chosen, screened.blind)
+        pool = best + list(space.one_knob_away(space.default))
     else:
         singles = list(space.one_knob_away(space.default))
         rng.shuffle(singles)
@@ -356,3 +358,18 @@ def _entrants(space: Space, screened: Screened | None, count: int, seed: int) ->
         chosen.append(farthest)
         pool.remove(farthest)
     return chosen[:count]
+
+
+def _with_blind_changes(
+    space: Space, bases: Sequence[Setting], blind: Sequence[str]
+) -> list[Setting]:
+    """Each value of these knobs once, in turns on the first two of the bases."""
+    places = [i for i, d in enumerate(space.dimensions) if d.name in blind]
+    found: list[Setting] = []
+    for place in places:
+        for value in space.dimensions[place].values:
+            base = bases[len(found) % min(2, len(bases))]
+            changed = (*base[:place], value, *base[place + 1 :])
+            if value != base[place] and space.allows(changed):
+                found.append(changed)
+    return found

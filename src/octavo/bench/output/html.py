@@ -10,7 +10,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
 
-from octavo.bench.output.contents import definitions_of, facts_of, tables_of
+from octavo.bench.output.contents import Table, definitions_of, facts_of, tables_of
 from octavo.bench.output.plots import Picture
 from octavo.bench.output.run import Run
 from octavo.bench.output.text import checks_in_words, count_checks, title
@@ -66,12 +66,12 @@ _PAGE = """<!doctype html>
 </head>
 <body>
 <h1>{{ title }}</h1>
-<p class="verdict{{ '' if run.is_valid else ' bad' }}">{{ verdict }}</p>
+<p class="verdict{{ '' if is_good else ' bad' }}">{{ verdict }}</p>
 {% if reasons %}<ul>{% for reason in reasons %}<li>{{ reason }}</li>{% endfor %}</ul>{% endif %}
-{% if run.findings %}
+{% if findings %}
 <h2>Findings</h2>
-<ul>{% for finding in run.findings %}
-<li>{{ finding.sentence }} <span class="muted">{{ finding.method }}</span></li>
+<ul>{% for sentence, method in findings %}
+<li>{{ sentence }} <span class="muted">{{ method }}</span></li>
 {% endfor %}</ul>
 {% endif %}
 {% for caption, data in pictures %}
@@ -87,6 +87,7 @@ _PAGE = """<!doctype html>
 </table></div>
 {% if table.note %}<p class="muted">{{ table.note }}</p>{% endif %}
 {% endfor %}
+{% if definitions %}
 <h2>Definitions</h2>
 <p class="muted">a: when a request was due; s: when it was sent; c<sub>1</sub> … c<sub>m</sub>: when
 its chunks with output came; k<sub>j</sub>: tokens of chunk j; d: when its stream had ended; n: its
@@ -96,6 +97,7 @@ output tokens.</p>
 <tr><td>{{ label }}</td><td><code>{{ formula }}</code></td><td>{{ meaning }}</td></tr>
 {% endfor %}
 </table></div>
+{% endif %}
 <h2>Where and how</h2>
 <div class="scroll"><table>
 {% for name, value in facts %}<tr><th>{{ name }}</th><td>{{ value }}</td></tr>{% endfor %}
@@ -106,20 +108,49 @@ output tokens.</p>
 
 
 def page(run: Run, pictures: Sequence[Picture]) -> str:
+    return document(
+        title=title(run),
+        verdict=count_checks(run),
+        is_good=run.is_valid,
+        reasons=[*checks_in_words(run), *run.notes],
+        findings=[(finding.sentence, finding.method) for finding in run.findings],
+        pictures=pictures,
+        tables=tables_of(run),
+        definitions=definitions_of(run),
+        facts=facts_of(run),
+    )
+
+
+def document(
+    *,
+    title: str,
+    verdict: str,
+    is_good: bool,
+    reasons: Sequence[str],
+    findings: Sequence[tuple[str, str]],
+    pictures: Sequence[Picture],
+    tables: Sequence[Table],
+    facts: Sequence[tuple[str, str]],
+    definitions: Sequence[tuple[str, str, str]] = (),
+) -> str:
+    """A page of this look. verdict: green if is_good, else red; reasons: below it. findings:
+    sentence and method. definitions, facts: see `definitions_of` and `facts_of`.
+    """
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(_PAGE).render(
-        run=run,
-        title=title(run),
-        verdict=count_checks(run),
-        reasons=[*checks_in_words(run), *run.notes],
+        title=title,
+        verdict=verdict,
+        is_good=is_good,
+        reasons=reasons,
+        findings=findings,
         pictures=[(one.caption, b64encode(one.png).decode("ascii")) for one in pictures],
-        tables=tables_of(run),
-        definitions=definitions_of(run),
-        facts=facts_of(run),
+        tables=tables,
+        definitions=definitions,
+        facts=facts,
         style=_STYLE,
         style_hash=b64encode(sha256(_STYLE.encode()).digest()).decode("ascii"),
     )

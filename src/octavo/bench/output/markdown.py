@@ -14,12 +14,32 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>#!|~&$])")
 
 
 def markdown(run: Run, pictures: Sequence[Picture]) -> str:
-    parts = [f"# {_text(title(run))}", f"**{_text(count_checks(run))}**"]
-    parts += [_bullets([*checks_in_words(run), *run.notes])]
-    parts += [_bullets([finding.sentence for finding in run.findings])]
+    return document(
+        title=title(run),
+        verdict=count_checks(run),
+        reasons=[*checks_in_words(run), *run.notes],
+        findings=[finding.sentence for finding in run.findings],
+        pictures=pictures,
+        tables=tables_of(run),
+        facts=facts_of(run),
+    )
+
+
+def document(
+    *,
+    title: str,
+    verdict: str,
+    reasons: Sequence[str],
+    findings: Sequence[str],
+    pictures: Sequence[Picture],
+    tables: Sequence[Table],
+    facts: Sequence[tuple[str, str]],
+) -> str:
+    """The same parts as those of html.py's document."""
+    parts = [f"# {_text(title)}", f"**{_text(verdict)}**", _bullets(reasons), _bullets(findings)]
     parts += [f"![{_text(picture.caption)}]({picture.name}.png)" for picture in pictures]
-    parts += [_table(table) for table in tables_of(run)]
-    parts += ["## Where and how", _bullets([f"{name}: {value}" for name, value in facts_of(run)])]
+    parts += [_table(table) for table in tables]
+    parts += ["## Where and how", _bullets([f"{name}: {value}" for name, value in facts])]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
