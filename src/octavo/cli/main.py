@@ -22,6 +22,7 @@ from octavo.cli.sampling import Sampling, takes_sampling
 from octavo.cli.settings import Flags, takes_knobs
 from octavo.cli.simulate import simulate
 from octavo.cli.verify_plan import verify as verify_plan
+from octavo.cli.tune import tune
 from octavo.core.errors import OctavoError
 from octavo.core.foreign_settings import remark_on
 
@@ -201,6 +202,7 @@ app.add_typer(draft_app, name="draft")
 app.add_typer(plan_app, name="plan", help="Plan a deployment, or measure how right plans are.")
 app.command(cls=Verb)(ab)
 app.command(cls=Verb)(simulate)
+app.command(cls=Verb)(tune)
 app.command(cls=Verb)(profile)
 app.command(cls=Verb)(verify_determinism)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -25,12 +25,13 @@ _OFF = "off"
 @dataclass(frozen=True)
 class OctavoEngine:
     """`octavo serve` with flags. flags: what the user set, by knob, as a command line has it; under
-    "config" the path of a file.
+    "config" the path of a file. recording: where the first server that is started writes its steps.
     """
 
     model: str | None
     flags: Mapping[str, Any] = field(default_factory=dict)
     name: str = "octavo"
+    recording: Path | None = None
 
     def arm(self, changes: Mapping[str, Any]) -> Arm:
         words = ["octavo", *([self.model] if self.model else [])]
@@ -40,7 +41,12 @@ class OctavoEngine:
             words += ["--config", text] if name == "config" else value_flags(known[name], text)
         for name, value in changes.items():
             words += value_flags(known[name], str(value))
+        if self.recording is not None and not self.recording.exists():
+            words += ["--record-steps", str(self.recording)]
         return parse_arm(shlex.join(words))
+
+    def recording_to(self, path: Path) -> OctavoEngine:
+        return replace(self, recording=path)
 
 
 @dataclass(frozen=True)
@@ -173,10 +179,7 @@ def _with_model(template: TemplateEngine, model: str | None) -> TemplateEngine:
         return template
     if model is None:
         raise ConfigError(f"--target {template.name} needs a MODEL: give one in front")
-    command = template.command.replace(MODEL, shlex.quote(model))
-    return TemplateEngine(
-        template.name, command, choices=template.choices, has_config=template.has_config
-    )
+    return replace(template, command=template.command.replace(MODEL, shlex.quote(model)))
 
 
 def _asked_for(template: TemplateEngine, asked: Sequence[str]) -> TemplateEngine:
@@ -204,14 +207,7 @@ def _asked_for(template: TemplateEngine, asked: Sequence[str]) -> TemplateEngine
             f"nothing is known of the knobs of {template.name!r}: name some with --knob "
             "FLAG=VALUE,VALUE"
         )
-    return TemplateEngine(
-        template.name,
-        template.command,
-        template.url,
-        template.restart,
-        choices,
-        template.has_config,
-    )
+    return replace(template, choices=choices)
 
 
 def _plain(text: str) -> Any:

@@ -62,8 +62,9 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """default_edge: on the search's first seed. final: with the winner. effects: measured around
-    the winner, or around the default if that won. took_s: of the clock. notes: for users.
+    """default_edge: on the search's first seed. final: with the winner; common_rate: requests/s at
+    which all in it were played. effects: measured around the winner, or around the default if that
+    won. took_s: of the clock. notes: for users.
     """
 
     space: Space
@@ -71,6 +72,7 @@ class Result:
     screened: Screened | None
     race: RaceResult
     final: Final
+    common_rate: float
     effects: tuple[Effect, ...]
     measurements: tuple[Measurement, ...]
     took_s: float
@@ -189,6 +191,7 @@ class _Search:
             screened=screened,
             race=raced,
             final=final,
+            common_rate=first_rate,
             effects=tuple(effects),
             measurements=tuple(self.measurements),
             took_s=self.clock() - self._begin,

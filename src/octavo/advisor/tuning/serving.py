@@ -49,25 +49,25 @@ ends by SIGKILL.
 class Engine(Protocol):
     """An engine whose knobs are tuned. name: for people."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def arm(self, changes: Mapping[str, Any]) -> Arm:
         """What serves with these knobs changed, all others being as the user has them."""
         ...
 
-    def adjust(self, url: str, changes: Mapping[str, Any]) -> None:
-        """Change live knobs of a server that runs; those that aren't named get their defaults."""
-        ...
+
+Requests = Callable[[Wanted], Sequence[PlannedRequest]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What was found when the default was served first. requests_per_s: of a closed loop of a few
-    users. url: of the server, which runs on.
+    """What was found when the default was served first. requests: makes those of the workload.
+    requests_per_s: of a closed loop of a few users.
     """
 
     target: Target
-    url: str
+    requests: Requests
     requests_per_s: float
 
 
@@ -78,10 +78,10 @@ class ServedEngine:
     compares them; a block's round is the load's seed, its arm `arm_name` of the setting.
     """
 
-    def __init__(self, engine: Engine, space: Space, slo: Slo, tools: Tools, folder: Path) -> None:
+    def __init__(self, engine: Engine, slo: Slo, tools: Tools, folder: Path) -> None:
         self.blocks: list[Block] = []
         self._engine = engine
-        self._space = space
+        self._space = Space(())
         self._slo = slo
         self._tools = tools
         self._folder = folder
@@ -90,7 +90,7 @@ class ServedEngine:
         self._setting: Setting | None = None  # that it has now
         self._url = ""
         self._target: Target | None = None  # but for the address
-        self._requests: Callable[[Wanted], Sequence[PlannedRequest]] | None = None
+        self._requests: Requests | None = None
         self._num_starts = self._num_plays = 0
         self._played: Counter[tuple[int, float]] = Counter()  # on the server that runs
 
@@ -101,7 +101,9 @@ class ServedEngine:
         self.new_server()
 
     def open(self) -> Served:
-        """Serve the default, and find out what is needed to measure it. Raises ConfigError."""
+        """Serve the default, which runs on, and find out what is needed to measure it. Raises
+        ConfigError.
+        """
         self._start(self._space.default)
         target = asyncio.run(self._tools.probe(self._url))
         self._target, self._requests = target, self._tools.prepare([target])
@@ -120,7 +122,17 @@ class ServedEngine:
             )
         start_ns = min(record.sent_ns or record.scheduled_ns for record in done)
         seconds = (max(record.done_ns or 0 for record in done) - start_ns) / 1e9
-        return Served(target=target, url=self._url, requests_per_s=len(done) / max(seconds, 1e-6))
+        return Served(
+            target=target,
+            requests=self._requests,
+            requests_per_s=len(done) / max(seconds, 1e-6),
+        )
+
+    def take(self, space: Space) -> None:
+        """Settings are of this space from now on; the server that runs has its default."""
+        self._space = space
+        if self._key is not None:
+            self._key, self._setting = space.restart_key(space.default), space.default
 
     def new_server(self) -> None:
         """The next play finds one that has served nothing."""
@@ -155,9 +167,6 @@ class ServedEngine:
             self.new_server()
             self._start(setting)
             self._warm_up()
-        elif self._setting != setting:
-            self._engine.adjust(self._url, self._space.changes(setting))
-            self._setting = setting
 
     def _start(self, setting: Setting) -> None:
         arm = self._engine.arm(self._space.changes(setting))

@@ -35,7 +35,7 @@ SIMULATED = (
 )
 """Knobs that change what the scheduler does and not what a step costs."""
 
-_SECONDS = 30.0
+SECONDS = 30.0
 """Of a simulated play: long enough that a load which is too high shows, and costs little."""
 
 Requests = Callable[[int, int], Sequence[PlannedRequest]]
@@ -69,14 +69,14 @@ class SimulatedMeasure:
     ) -> None:
         self._settings = settings
         self._costs = costs
-        self._space = space
+        self.space = space
         self._slo = slo
         self._requests = requests
         self._shares_prefixes = shares_prefixes
         self._known: dict[int, list[SimulatedRequest]] = {}  # by seed
 
     def __call__(self, setting: Setting, load: Load) -> Outcome:
-        settings = with_changes(self._settings, self._space.changes(setting))
+        settings = with_changes(self._settings, self.space.changes(setting))
         settings = replace(
             settings, caches_prefixes=settings.caches_prefixes and self._shares_prefixes
         )
@@ -134,7 +134,7 @@ class SimulatedScreen:
             space,
             num_wanted=num_wanted,
             budget_s=budget_s,
-            seconds=_SECONDS,
+            seconds=SECONDS,
             first_rate=default_edge.rate,
             seed=self._seed,
         )
