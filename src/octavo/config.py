@@ -284,6 +284,12 @@ class ServerConfig:
     ignore_unknown_fields: bool = knob(
         False, "Accept unknown request fields, with a warning header, instead of refusing them."
     )
+    enable_live_limits: bool = knob(
+        False,
+        "Let POST /limits change --max-num-seqs, up to what the server was started with, and "
+        "--max-num-batched-tokens while it runs, as `octavo tune` does; with the API key if there "
+        "is one.",
+    )
     metrics_prefix: str = knob(
         "octavo", "Prefix of the names in /metrics; `vllm` suits its dashboards."
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.core.errors import EngineDeadError, RequestError
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import EngineStats, TokenDelta
-from octavo.engine.messages import Add, Close, Command, End, ForgetPrefixes, Report
+from octavo.engine.messages import Add, Close, Command, End, ForgetPrefixes, Report, SetLimits
 
 if TYPE_CHECKING:
     from octavo.engine.loop import EngineLoop
@@ -90,6 +90,7 @@ class EngineClient(ABC):
         self.error: str | None = None
         self._streams: dict[str, RequestStream] = {}
         self._answers: dict[str, asyncio.Future[None]] = {}
+        self._num_limits = 0
         self._is_started = False
         self._is_closing = False
         self._closed = asyncio.Event()
@@ -142,6 +143,18 @@ class EngineClient(ABC):
         """No later request hits what is in the prefix cache now."""
         self._send(ForgetPrefixes())
 
+    async def set_limits(
+        self, max_num_seqs: int | None, max_num_batched_tokens: int | None
+    ) -> None:
+        """See `Scheduler.set_limits`. Raises RequestError, EngineDeadError."""
+        if self.error is not None or self._is_closing or not self._is_started:
+            raise EngineDeadError(self.error or "the engine is not running")
+        self._num_limits += 1
+        key = f"limits {self._num_limits}"  # with a space: no request has such an id
+        answer = self._answers[key] = asyncio.get_running_loop().create_future()
+        self._send(SetLimits(key, max_num_seqs, max_num_batched_tokens))
+        await answer
+
     async def wait_closed(self) -> None:
         """Until the engine has shut down or died; `error` says which."""
         await self._closed.wait()
@@ -172,7 +185,7 @@ class EngineClient(ABC):
         for request_id, refusal in report.answers:
             answer = self._answers.pop(request_id)
             if refusal is not None:
-                del self._streams[request_id]
+                self._streams.pop(request_id, None)
             if not answer.done():
                 if refusal is None:
                     answer.set_result(None)

@@ -9,7 +9,7 @@ from octavo.core.errors import OctavoError, RequestError
 from octavo.core.request import Request
 from octavo.core.step import TokenDelta
 from octavo.engine.loop import EngineLoop
-from octavo.engine.messages import Add, Close, Command, End, ForgetPrefixes, Report
+from octavo.engine.messages import Add, Close, Command, End, ForgetPrefixes, Report, SetLimits
 
 logger = logging.getLogger("octavo.engine")
 
@@ -58,6 +58,8 @@ class _Driver:
                 self._deltas += self._loop.end(request_id, which, reason)
             case ForgetPrefixes():
                 self._loop.forget_prefixes()
+            case SetLimits(key, max_num_seqs, max_num_batched_tokens):
+                self._answers.append((key, self._try_limits(max_num_seqs, max_num_batched_tokens)))
             case Close():
                 self.is_closing = True
 
@@ -82,6 +84,15 @@ class _Driver:
     def _try_add(self, request: Request) -> RequestError | None:
         try:
             self._loop.add(request)
+        except RequestError as refusal:
+            return refusal
+        return None
+
+    def _try_limits(
+        self, max_num_seqs: int | None, max_num_batched_tokens: int | None
+    ) -> RequestError | None:
+        try:
+            self._loop.set_limits(max_num_seqs, max_num_batched_tokens)
         except RequestError as refusal:
             return refusal
         return None

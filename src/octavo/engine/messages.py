@@ -25,16 +25,24 @@ class ForgetPrefixes(NamedTuple):
     pass
 
 
+class SetLimits(NamedTuple):
+    """See `Scheduler.set_limits`. key: of its answer, no request's id."""
+
+    key: str
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+
+
 class Close(NamedTuple):
     """Abort everything, report it, and stop."""
 
 
-Command = Add | End | ForgetPrefixes | Close
+Command = Add | End | ForgetPrefixes | SetLimits | Close
 
 
 class Report(NamedTuple):
-    """What happened since the last one. answers: of each `Add`, None if it was accepted. error: why
-    the engine has died. closed: nothing follows.
+    """What happened since the last one. answers: of each `Add` and `SetLimits`, None if it was
+    accepted. error: why the engine has died. closed: nothing follows.
     """
 
     answers: list[tuple[str, RequestError | None]]

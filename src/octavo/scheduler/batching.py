@@ -60,7 +60,7 @@ class ContinuousBatching:
         pass
 
     def num_open_slots(self, num_slots: int, num_running: int) -> int:
-        return num_slots - num_running
+        return max(0, num_slots - num_running)
 
     def num_taken_slots(self, num_running: int) -> int:
         return num_running

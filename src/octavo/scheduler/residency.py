@@ -48,15 +48,21 @@ class Residency:
     ) -> None:
         self.pool = pool
         self.block_size = block_size
-        self.num_slots = num_slots
+        self.num_slots = num_slots  # that may be taken; no more than there are
         self._num_reserved_blocks = -(-num_reserved_tokens // block_size)
+        self._num_all_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._unreturned: deque[_Unreturned] = deque()  # one per step in flight
         self._num_unfilled = 0  # places for tokens in held blocks that hold none
 
     @property
+    def num_all_slots(self) -> int:
+        return self._num_all_slots
+
+    @property
     def num_free_slots(self) -> int:
-        return len(self._free_slots)
+        num_taken = self._num_all_slots - len(self._free_slots)
+        return max(0, self.num_slots - num_taken)
 
     @property
     def awaits_blocks(self) -> bool:
@@ -102,7 +108,7 @@ class Residency:
         """With what it can start; None unless a slot is free and all tokens known now fit into free
         blocks and shared ones.
         """
-        if not self._free_slots or sequence.num_pending:
+        if not self.num_free_slots or sequence.num_pending:
             return None  # pending: it was preempted in flight, its newest token is not known yet
         beginning = self._shareable(sequence)
         unheld = sum(self.pool.num_holders(block) == 0 for block in beginning.shared)
@@ -118,7 +124,7 @@ class Residency:
         """
         beginning = self._shareable(sequence)
         fresh, shared = self._num_fresh_blocks(sequence, beginning), beginning.shared
-        num_slots = len(self._free_slots)
+        num_slots = self.num_free_slots
         num_free = self.pool.num_free + sum(len(u.blocks) for u in self._unreturned)
         holders = {block: self.pool.num_holders(block) for block in shared}
         victims: list[Sequence] = []

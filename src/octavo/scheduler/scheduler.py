@@ -79,7 +79,8 @@ class Scheduler:
         self._residency = Residency(pool, block_size, num_slots, reserved)
         self._block_size = block_size
         self._limits = Limits(policy, self._residency, max_model_len)
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_num_batched_tokens = self._first_budget = max_num_batched_tokens
+        self._least_budget = 1 if enable_chunked_prefill else max_model_len
         self._enable_chunked_prefill = enable_chunked_prefill
         self._max_num_queued_reqs = max_num_queued_reqs
         self._drafting = drafting
@@ -153,6 +154,31 @@ class Scheduler:
     def forget_prefixes(self) -> None:
         """No later request hits what is cached now."""
         self._pool.forget_prefixes()
+
+    def set_limits(self, max_num_seqs: int | None, max_num_batched_tokens: int | None) -> None:
+        """From the next step on; None: as at the start. Raises RequestError for what can't be."""
+        slots = self._residency.num_all_slots
+        budget = max_num_batched_tokens or self._first_budget
+        wanted = min(max_num_seqs or slots, budget)
+        if max_num_seqs is not None and max_num_seqs > slots:
+            raise RequestError(
+                f"max_num_seqs {max_num_seqs} is more than the {slots} that the server was started "
+                "for; start it with more",
+                param="max_num_seqs",
+            )
+        if budget < self._least_budget:
+            raise RequestError(
+                f"max_num_batched_tokens {budget} is less than the {self._least_budget} tokens of "
+                "the longest prompt, and chunked prefill is off",
+                param="max_num_batched_tokens",
+            )
+        if len(self._running) > wanted:
+            raise RequestError(
+                f"{len(self._running)} sequences run, and no more than {wanted} would be allowed; "
+                "try again when fewer do",
+                status=409,
+            )
+        self._residency.num_slots, self._max_num_batched_tokens = wanted, budget
 
     def stats(self) -> EngineStats:
         num_waiting = len(self._waiting) + sum(map(len, self._forks.values()))

@@ -25,6 +25,7 @@ from octavo.server import errors
 from octavo.server.chat import chat_routes
 from octavo.server.completions import completion_routes
 from octavo.server.http_metrics import HttpMetrics
+from octavo.server.limits import limit_routes
 from octavo.server.metrics import CONTENT_TYPE
 from octavo.server.routes import ApiRoute, guarded
 from octavo.server.serving import Serving
@@ -72,7 +73,12 @@ def create_app(
                 allow_headers=["*"],
             )
         )
-    api = [*chat_routes(serving), *completion_routes(serving), *_model_routes(serving)]
+    api = [
+        *chat_routes(serving),
+        *completion_routes(serving),
+        *limit_routes(serving),
+        *_model_routes(serving),
+    ]
     app = Starlette(
         routes=[
             *guarded(api, _key_check(config.api_key)),

@@ -334,3 +334,8 @@ class TokenizeRequest(ChatFields):
 
 class DetokenizeRequest(RequestBody):
     tokens: ListOf[int]
+
+
+class LimitsRequest(RequestBody):
+    max_num_seqs: Annotated[int, Field(ge=1)] | None = None
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
 from octavo.advisor.tuning.space import DEFAULT, Dimension, Space
@@ -18,8 +19,12 @@ from octavo.bench.launch import Arm, parse_arm
 from octavo.config import instead_of, knobs
 from octavo.core.errors import ConfigError
 
+LIVE = ("max_num_seqs", "max_num_batched_tokens")
+"""Octavo's knobs that a running server takes: see server/limits.py."""
+
 FLAGS, MODEL, PORT = "{flags}", "{model}", "{port}"
 _OFF = "off"
+_ADJUST_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,10 @@ class OctavoEngine:
     name: str = "octavo"
     recording: Path | None = None
 
+    @property
+    def live_knobs(self) -> tuple[str, ...]:
+        return LIVE
+
     def arm(self, changes: Mapping[str, Any]) -> Arm:
         words = ["octavo", *([self.model] if self.model else [])]
         known = {knob.name: knob for knob in knobs()}
@@ -44,6 +53,12 @@ class OctavoEngine:
         if self.recording is not None and not self.recording.exists():
             words += ["--record-steps", str(self.recording)]
         return parse_arm(shlex.join(words))
+
+    def adjustable_arm(self, changes: Mapping[str, Any]) -> Arm:
+        return self.arm(changes).with_flags("--enable-live-limits", name=self.name)
+
+    def adjust(self, url: str, changes: Mapping[str, Any]) -> bool:
+        return httpx.post(f"{url}/limits", json=dict(changes), timeout=_ADJUST_S).is_success
 
     def recording_to(self, path: Path) -> OctavoEngine:
         return replace(self, recording=path)
@@ -65,6 +80,10 @@ class TemplateEngine:
     has_config: bool = False
 
     @property
+    def live_knobs(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def space(self) -> Space:
         """Each knob's default is to leave its flag out: the engine's own."""
         return Space(
@@ -79,6 +98,13 @@ class TemplateEngine:
             restart = tuple(_filled(self.restart, self.flags(changes)))
             return Arm(self.name, self.url, url=self.url, restart=restart)
         return parse_arm(f"{self.name}={shlex.join(_filled(self.command, self.flags(changes)))}")
+
+    def adjustable_arm(self, changes: Mapping[str, Any]) -> Arm:
+        return self.arm(changes)
+
+    def adjust(self, url: str, changes: Mapping[str, Any]) -> bool:
+        """Nothing is known of how."""
+        return False
 
     def flags(self, changes: Mapping[str, Any]) -> list[str]:
         return [word for name, value in changes.items() for word in self.choices[name][value]]

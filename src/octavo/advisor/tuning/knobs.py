@@ -22,10 +22,9 @@ _SECTIONS = ("model", "cache", "scheduler", "speculation", "backend")
 
 @dataclass(frozen=True)
 class _Tried:
-    """values: besides the default, given the CPUs of the machine. is_live: see Dimension."""
+    """values: besides the default, given the CPUs of the machine."""
 
     values: Callable[[int], Sequence[Any]]
-    is_live: bool = False
 
 
 def _doubling(low: int, high: int) -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from octavo.advisor.tuning.space import Setting
 from octavo.bench.metrics import METRICS
@@ -65,11 +65,34 @@ class Measure(Protocol):
     def __call__(self, setting: Setting, load: Load) -> Outcome: ...
 
 
+Stage = Literal["default", "race", "final", "around"]
+"""Of a search: the default's edge, the halving, the finalists, the surroundings of the winner."""
+
+
+class ServedMeasure(Measure, Protocol):
+    """A `Measure` of an engine whose servers take time to start. num_starts: so far."""
+
+    @property
+    def num_starts(self) -> int: ...
+
+    def begin(self, stage: Stage) -> None:
+        """A stage of the search."""
+        ...
+
+    def new_server(self) -> None:
+        """The next play has one of its own."""
+        ...
+
+    def server_key(self, setting: Setting) -> object:
+        """Equal for settings that can follow each other on one server."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What was played, and why. stage: "default", "race", "final" or "around"."""
+    """What was played, and in which stage."""
 
-    stage: str
+    stage: Stage
     setting: Setting
     load: Load
     outcome: Outcome

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from octavo.advisor.tuning.edge import Edge, find_edge
 from octavo.advisor.tuning.final import Final, play_final
-from octavo.advisor.tuning.objective import Load, Measure, Measurement, Outcome
+from octavo.advisor.tuning.objective import Load, Measurement, Outcome, ServedMeasure, Stage
 from octavo.advisor.tuning.race import RacePlan, RaceResult, race
 from octavo.advisor.tuning.screening import Screened
 from octavo.advisor.tuning.sensitivity import Effect, effects_around
@@ -44,15 +44,13 @@ class Screen(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What a search may take, and where it begins. least_play_s: shorter plays would not show that
-    a load is too high. first_rate: a guess at the default's edge, requests/s. new_server: called
-    before each play of the final that needs a server of its own.
+    a load is too high. first_rate: a guess at the default's edge, requests/s.
     """
 
     budget_s: float
     first_rate: float
     seed: int = 0
     least_play_s: float = 4.0
-    new_server: Callable[[], None] = lambda: None
 
     @property
     def play_s(self) -> float:
@@ -89,7 +87,7 @@ class Result:
 
 
 def search(
-    measure: Measure,
+    engine: ServedMeasure,
     space: Space,
     plan: Plan,
     *,
@@ -101,7 +99,7 @@ def search(
 
     Settings that fail are results; what the measurement itself raises ends the search.
     """
-    return _Search(measure, space, plan, screen, clock, progress).run()
+    return _Search(engine, space, plan, screen, clock, progress).run()
 
 
 @dataclass
@@ -129,7 +127,7 @@ class _Pace:
 
 @dataclass
 class _Search:
-    measure: Measure
+    engine: ServedMeasure
     space: Space
     plan: Plan
     screen: Screen | None
@@ -142,14 +140,13 @@ class _Search:
     def __post_init__(self) -> None:
         self._begin = self.clock()
         self._deadline = self._begin + self.plan.budget_s
-        self._stage = "default"
-        self._served: tuple[object, ...] | None = None
 
     def run(self) -> Result:
         plan, space = self.plan, self.space
         default = space.default
         play_s = plan.play_s
         short_s = max(plan.least_play_s, play_s / 2)
+        self._begin_stage("default")
         self.progress("the default's edge")
         default_edge = find_edge(
             lambda rate: self.play(default, Load(rate, plan.seed, short_s)),
@@ -169,7 +166,7 @@ class _Search:
             )
         num_finalists, race_s = self._shares(play_s)
         size = self._race_size(race_s, short_s, play_s, num_finalists)
-        self._stage = "race"
+        self._begin_stage("race")
         raced = race(
             self.play,
             _entrants(space, screened, size, plan.seed),
@@ -183,7 +180,7 @@ class _Search:
             is_over=lambda seconds: self._left() - self._final_s(play_s, 1) < seconds,
         )
         final = self._final(raced, default_edge, first_rate, play_s)
-        self._stage = "around"
+        self._begin_stage("around")
         effects = self._around(final, raced, default_edge, play_s)
         return Result(
             space=space,
@@ -199,12 +196,16 @@ class _Search:
             notes=tuple(self.notes),
         )
 
+    def _begin_stage(self, stage: Stage) -> None:
+        self._stage = stage
+        self.engine.begin(stage)
+
     # --- stages ---------------------------------------------------------------------------------
 
     def _final(
         self, raced: RaceResult, default_edge: Edge, common_rate: float, play_s: float
     ) -> Final:
-        self._stage = "final"
+        self._begin_stage("final")
         finalists = [setting for setting in raced.finalists if setting != self.space.default]
         reserve_s = _AROUND_SHARE * self.plan.budget_s
 
@@ -280,13 +281,12 @@ class _Search:
     # --- plays ----------------------------------------------------------------------------------
 
     def play(self, setting: Setting, load: Load) -> Outcome:
-        key = self.space.restart_key(setting)
         words = as_text(self.space.changes(setting))
         self.progress(f"{self._stage}: {words}, {load.rate:.3g} requests/s")
-        begin = self.clock()
-        outcome = self.measure(setting, load)
-        self.pace.saw(load.seconds, self.clock() - begin, is_start=key != self._served)
-        self._served = key
+        begin, num_starts = self.clock(), self.engine.num_starts
+        outcome = self.engine(setting, load)
+        is_start = self.engine.num_starts > num_starts
+        self.pace.saw(load.seconds, self.clock() - begin, is_start=is_start)
         self.measurements.append(
             Measurement(stage=self._stage, setting=setting, load=load, outcome=outcome)
         )
@@ -299,13 +299,12 @@ class _Search:
         last = self.measurements[-1] if self.measurements else None
         same = last is not None and (last.setting, last.load.seed) == (setting, load.seed)
         if not (same and last is not None and last.stage == self._stage):
-            self.plan.new_server()
-            self._served = None
+            self.engine.new_server()
         return self.play(setting, load)
 
     def _grouped(self, settings: Sequence[Setting]) -> list[Setting]:
         """Those that can share a server stand together."""
-        return sorted(settings, key=lambda s: repr(self.space.restart_key(s)))
+        return sorted(settings, key=lambda setting: repr(self.engine.server_key(setting)))
 
     # --- time -----------------------------------------------------------------------------------
 

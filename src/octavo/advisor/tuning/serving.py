@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from octavo.advisor.tuning.objective import Load, Outcome, outcome_of
+from octavo.advisor.tuning.objective import Load, Outcome, Stage, outcome_of
 from octavo.advisor.tuning.space import Setting, Space, as_text
 from octavo.bench.ab.design import Block
 from octavo.bench.ab.experiment import Tools, Wanted, with_v1
@@ -52,8 +52,23 @@ class Engine(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def live_knobs(self) -> Sequence[str]:
+        """Those that a running server takes; others take a new one."""
+        ...
+
     def arm(self, changes: Mapping[str, Any]) -> Arm:
         """What serves with these knobs changed, all others being as the user has them."""
+        ...
+
+    def adjustable_arm(self, changes: Mapping[str, Any]) -> Arm:
+        """The same, for `adjust`; asked for if there are live knobs."""
+        ...
+
+    def adjust(self, url: str, changes: Mapping[str, Any]) -> bool:
+        """Change live knobs of a server that runs, and take the others of them back to what it was
+        started with. False if it doesn't take these values.
+        """
         ...
 
 
@@ -76,6 +91,7 @@ class ServedEngine:
 
     folder: gets the servers' logs and the requests of all plays. blocks: all plays, as `octavo ab`
     compares them; a block's round is the load's seed, its arm `arm_name` of the setting.
+    num_starts: of servers, so far.
     """
 
     def __init__(self, engine: Engine, slo: Slo, tools: Tools, folder: Path) -> None:
@@ -86,12 +102,13 @@ class ServedEngine:
         self._tools = tools
         self._folder = folder
         self._server = ExitStack()
-        self._key: tuple[Any, ...] | None = None  # of the server that runs
+        self._is_exact = True
+        self._key: object = None  # of the server that runs
         self._setting: Setting | None = None  # that it has now
         self._url = ""
         self._target: Target | None = None  # but for the address
         self._requests: Requests | None = None
-        self._num_starts = self._num_plays = 0
+        self.num_starts = self._num_plays = 0
         self._played: Counter[tuple[int, float]] = Counter()  # on the server that runs
 
     def __enter__(self) -> ServedEngine:
@@ -104,7 +121,7 @@ class ServedEngine:
         """Serve the default, which runs on, and find out what is needed to measure it. Raises
         ConfigError.
         """
-        self._start(self._space.default)
+        self._start(self._engine.arm({}), None, None)
         target = asyncio.run(self._tools.probe(self._url))
         self._target, self._requests = target, self._tools.prepare([target])
         self._warm_up()
@@ -131,13 +148,26 @@ class ServedEngine:
     def take(self, space: Space) -> None:
         """Settings are of this space from now on; the server that runs has its default."""
         self._space = space
-        if self._key is not None:
-            self._key, self._setting = space.restart_key(space.default), space.default
+        self._key, self._setting = self.server_key(space.default), space.default
+
+    def begin(self, stage: Stage) -> None:
+        """In the race, settings that differ in live knobs alone share a server; later,
+        each is served as it would be by users.
+        """
+        self._is_exact = stage != "race" or not self._engine.live_knobs
+        if stage != "default":
+            self.new_server()
+
+    def server_key(self, setting: Setting) -> object:
+        """Settings with equal keys can follow each other on one server."""
+        if self._is_exact:
+            return setting
+        return tuple(sorted(self._restart_changes(setting).items()))
 
     def new_server(self) -> None:
         """The next play finds one that has served nothing."""
         self._server.close()
-        self._key = self._setting = None
+        self._key, self._setting = None, None
 
     def __call__(self, setting: Setting, load: Load) -> Outcome:
         try:
@@ -163,17 +193,34 @@ class ServedEngine:
     # --- parts ----------------------------------------------------------------------------------
 
     def _serve(self, setting: Setting) -> None:
-        if self._key != self._space.restart_key(setting):
+        key, changes = self.server_key(setting), self._space.changes(setting)
+        if self._key != key:
             self.new_server()
-            self._start(setting)
+            if self._is_exact:
+                self._start(self._engine.arm(changes), key, setting)
+            else:
+                arm = self._engine.adjustable_arm(self._restart_changes(setting))
+                self._start(arm, key, None)
             self._warm_up()
+        if self._setting == setting:
+            return
+        live = {name: v for name, v in changes.items() if name in self._engine.live_knobs}
+        if not self._engine.adjust(self._url, live):
+            self.new_server()
+            self._start(self._engine.arm(changes), None, setting)
+            self._warm_up()
+        self._setting = setting
 
-    def _start(self, setting: Setting) -> None:
-        arm = self._engine.arm(self._space.changes(setting))
-        self._num_starts += 1
-        label = f"{self._num_starts:03}"
+    def _restart_changes(self, setting: Setting) -> dict[str, Any]:
+        changes = self._space.changes(setting)
+        return {name: v for name, v in changes.items() if name not in self._engine.live_knobs}
+
+    def _start(self, arm: Arm, key: object, setting: Setting | None) -> None:
+        """key, setting: that the server then has; a setting of None is still to be adjusted."""
+        self.num_starts += 1
+        label = f"{self.num_starts:03}"
         self._url = self._server.enter_context(started(arm, self._folder / "logs", label=label))
-        self._key, self._setting = self._space.restart_key(setting), setting
+        self._key, self._setting = key, setting
         self._played.clear()
 
     def _warm_up(self) -> None:
@@ -205,7 +252,7 @@ class ServedEngine:
         return run
 
     def _last_log(self) -> str:
-        logs = sorted((self._folder / "logs").glob(f"*.{self._num_starts:03}.log"))
+        logs = sorted((self._folder / "logs").glob(f"*.{self.num_starts:03}.log"))
         text = logs[-1].read_text(errors="replace").strip() if logs else ""
         return text.splitlines()[-1] if text else "nothing was printed"
 

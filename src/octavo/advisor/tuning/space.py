@@ -24,15 +24,13 @@ _MOST_DRAWS = 20
 @dataclass(frozen=True)
 class Dimension:
     """One knob. values: at least one, all different, `default` among them; in rising order if
-    is_ordered, where DEFAULT stands outside of the order, at the beginning. is_live: a running
-    server takes another value; else it must be started again.
+    is_ordered, where DEFAULT stands outside of the order, at the beginning.
     """
 
     name: str
     values: tuple[Any, ...]
     default: Any = DEFAULT
     is_ordered: bool = False
-    is_live: bool = False
 
     def __post_init__(self) -> None:
         if self.default not in self.values or len(set(self.values)) < len(self.values):
@@ -79,12 +77,6 @@ class Space:
     def setting(self, changes: Mapping[str, Any]) -> Setting:
         """The default but for these knobs."""
         return tuple(changes.get(d.name, d.default) for d in self.dimensions)
-
-    def restart_key(self, setting: Setting) -> tuple[Any, ...]:
-        """Settings with equal keys can follow each other on one running server."""
-        return tuple(
-            value for d, value in zip(self.dimensions, setting, strict=True) if not d.is_live
-        )
 
     def neighbours(self, setting: Setting) -> Iterator[Setting]:
         """Those that differ in one knob, by a small step where the knob has an order."""

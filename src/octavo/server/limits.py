@@ -1,0 +1,25 @@
+"""POST /limits: how much runs at once, changed while the server runs."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from octavo.server.request_body import read_body
+from octavo.server.routes import ApiRoute
+from octavo.server.schemas import LimitsRequest
+from octavo.server.serving import Serving
+
+
+def limit_routes(serving: Serving) -> list[ApiRoute]:
+    """None unless --enable-live-limits: who may send requests may not change others' latency."""
+
+    async def set_limits(request: Request) -> Response:
+        body = await read_body(request, LimitsRequest, serving.config)
+        limits = (body.fields.max_num_seqs, body.fields.max_num_batched_tokens)
+        await serving.engine.set_limits(*limits)
+        return JSONResponse(body.fields.model_dump(), headers=body.warning_headers)
+
+    if not serving.config.enable_live_limits:
+        return []
+    return [ApiRoute("POST", "/limits", set_limits)]
