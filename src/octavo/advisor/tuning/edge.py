@@ -21,6 +21,9 @@ _SMOOTH = math.log(2)
 _NEAR = 1.1
 _LEAST_STEP, _MOST_STEP = 1.1, 2.0
 _BEYOND = 1.05
+_ACROSS = 1.06
+_MARGIN = 0.15
+"""Of the distance between two rates, in logarithms, from both: the next one lies inside."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,10 @@ def _next_rate(plays: list[tuple[float, Outcome]], steepness: float) -> float | 
     (low, use_low), (high, use_high) = crossing
     if high / low <= _NARROW or max(-use_low, use_high) <= _SMOOTH:
         return None
-    # Uses far from 1 on one side say little about where between the two it is.
-    return math.sqrt(_between(crossing) * math.sqrt(low * high))
+    # On the far side of the edge as it seems from the nearer end: then both ends are near it.
+    wanted = _between(crossing) * (_ACROSS if -use_low < use_high else 1 / _ACROSS)
+    inside = math.pow(high / low, _MARGIN)
+    return min(max(wanted, low * inside), high / inside)
 
 
 def _edge_of(plays: list[tuple[float, Outcome]], steepness: float) -> Edge:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from octavo.advisor.tuning.edge import find_edge
 from octavo.advisor.tuning.engines import OctavoEngine, TemplateEngine
@@ -189,13 +190,14 @@ class _Tuning:
         space = measure.space
         center = space.setting(result.space.changes(result.winner))
         seeds = range(self.wish.seed + 1, self.wish.seed + 1 + _SIMULATED_SEEDS)
+        guess = result.final.mean_edge(result.winner) or result.default_edge.rate
         edges = {
             seed: find_edge(
                 lambda rate, seed=seed: measure(  # type: ignore[misc]
                     center, Load(rate, seed, SECONDS)
                 ),
-                result.final.mean_edge(result.winner) or result.default_edge.rate,
-            ).rate
+                guess,
+            )
             for seed in seeds
         }
         return effects_around(
@@ -203,9 +205,9 @@ class _Tuning:
             space,
             center,
             list(space.one_knob_away(center)),
-            edges=edges,
+            edges={seed: edge.rate for seed, edge in edges.items()},
             seconds=SECONDS,
-            steepness=result.default_edge.steepness,
+            steepness=fmean(edge.steepness for edge in edges.values()),
             is_simulated=True,
         )
 

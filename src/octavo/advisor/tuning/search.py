@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Protocol
 
 from octavo.advisor.tuning.edge import Edge, find_edge
@@ -26,7 +27,7 @@ _FINAL_SEED = 1000
 
 _SCREEN_SHARE = 0.1
 _FINAL_SHARE = 0.55
-_AROUND_SHARE = 0.1
+_AROUND_SHARE = 0.15
 _RACE_SIZES = (48, 32, 24, 16, 12, 8, 6, 4, 3, 2)
 _PLAYS_OF_AN_EDGE = 2.5
 _FIRST_BAR = 1.1
@@ -181,7 +182,7 @@ class _Search:
         )
         final = self._final(raced, default_edge, first_rate, play_s)
         self._begin_stage("around")
-        effects = self._around(final, raced, default_edge, play_s)
+        effects = self._around(final, play_s)
         return Result(
             space=space,
             default_edge=default_edge,
@@ -239,9 +240,7 @@ class _Search:
             )
         return final
 
-    def _around(
-        self, final: Final, raced: RaceResult, default_edge: Edge, play_s: float
-    ) -> list[Effect]:
+    def _around(self, final: Final, play_s: float) -> list[Effect]:
         """Each changed knob at its default again, then the others at their nearest value, as far as
         time allows. If the default won, what the best finalist would have changed in it.
         """
@@ -264,9 +263,10 @@ class _Search:
             for seed, edge in zip(final.seeds, final.edges[center], strict=True)
             if edge.rate
         }
+        edges = dict(list(edges.items())[:_FEWEST_SEEDS])
         if len(edges) < 2:
             return []
-        cost_s = len(edges) * self.pace.cost_s(play_s, num_plays=2)
+        cost_s = len(edges) * self.pace.cost_s(play_s)
         return effects_around(
             self.play,
             space,
@@ -274,7 +274,7 @@ class _Search:
             list(others),
             edges=edges,
             seconds=play_s,
-            steepness=default_edge.steepness,
+            steepness=fmean(edge.steepness for edge in final.edges[center]),
             may_begin=lambda: self._left() >= cost_s,
         )
 

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.advisor.tuning.edge import find_edge
+from octavo.advisor.tuning.edge import extrapolated
 from octavo.advisor.tuning.objective import Load, Measure
 from octavo.advisor.tuning.space import Setting, Space
 from octavo.bench.points import Estimate
 from octavo.bench.statistics import mean_estimate
-
-_PLAYS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +48,9 @@ def effects_around(
     is_simulated: bool = False,
     may_begin: Callable[[], bool] = lambda: True,
 ) -> list[Effect]:
-    """others: settings that differ from the center in one knob. edges: of the center, by seed;
-    others are played there first, and once more towards their own edge.
+    """others: settings that differ from the center in one knob. edges: of the center, by seed: each
+    of the others is played there once, and its own edge extrapolated from what it uses. seconds: as
+    of the plays that the edges are from. steepness: of the use over the rate around them.
     """
     found = []
     for other in others:
@@ -60,18 +59,10 @@ def effects_around(
         place = next(i for i, (a, b) in enumerate(zip(center, other, strict=True)) if a != b)
         logs, failure = [], ""
         for seed, center_edge in edges.items():
-            edge = find_edge(
-                lambda rate, other=other, seed=seed: measure(  # type: ignore[misc]
-                    other, Load(rate, seed, seconds)
-                ),
-                center_edge,
-                steepness=steepness,
-                most_plays=_PLAYS,
-            )
-            if edge.failure:
-                failure = edge.failure
+            outcome = measure(other, Load(center_edge, seed, seconds))
+            if failure := outcome.failure:
                 break
-            logs.append(math.log(edge.rate / center_edge))
+            logs.append(math.log(extrapolated(1.0, outcome, steepness)))
         found.append(
             Effect(
                 knob=space.dimensions[place].name,
