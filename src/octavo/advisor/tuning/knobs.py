@@ -57,6 +57,7 @@ NOT_TRIED: Mapping[str, str] = {
     "batching": "a baseline to compare with",
     "max_num_queued_reqs": "refused requests miss the SLO",
     "scheduling_policy": "needs requests with priorities",
+    "record_steps": "writes down what happens, and changes nothing of it",
     "speculative_config": "needs real text: name it for a workload that has some",
     "backend": "follows from the device",
     "device": "follows from the machine",
