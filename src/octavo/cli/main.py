@@ -21,8 +21,8 @@ from octavo.cli.plan import kv, plan
 from octavo.cli.sampling import Sampling, takes_sampling
 from octavo.cli.settings import Flags, takes_knobs
 from octavo.cli.simulate import simulate
-from octavo.cli.verify_plan import verify as verify_plan
 from octavo.cli.tune import tune
+from octavo.cli.verify_plan import verify as verify_plan
 from octavo.core.errors import OctavoError
 from octavo.core.foreign_settings import remark_on
 

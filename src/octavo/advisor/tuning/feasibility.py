@@ -44,7 +44,7 @@ class Facts:
             step_budget=step_budget,
             mean_request_tokens=sum(workload.mean_lengths()),
             longest_request_tokens=longest_request_tokens,
-            shares_prefixes=any(each.prefix is not None for each in workload.classes),
+            shares_prefixes=workload.shares_prefixes,
         )
 
 

@@ -28,6 +28,7 @@ from octavo.bench.ab.experiment import Tools, Wanted
 from octavo.bench.ab.playing import tools_for
 from octavo.bench.ab.results import Comparison, Regime
 from octavo.bench.load.target import Target
+from octavo.bench.simulated import Simulated
 from octavo.bench.slo import Slo
 from octavo.bench.trials import check_promises
 from octavo.bench.workloads.request import PlannedRequest
@@ -103,7 +104,7 @@ def tune(wish: Wish, progress: Callable[[str], None] = lambda words: None) -> Tu
     with ServedEngine(engine, wish.slo, tools, wish.folder) as served:
         progress("serving the default")
         first = served.open()
-        one = _Tuning(wish, served, first.requests, progress)
+        one = _Tuning(wish, first.requests, progress)
         space, cuts = one.pruned_space()
         served.take(space)
         plan = Plan(
@@ -128,14 +129,10 @@ def tune(wish: Wish, progress: Callable[[str], None] = lambda words: None) -> Tu
 @dataclass
 class _Tuning:
     wish: Wish
-    served: ServedEngine
     requests: Callable[[Wanted], Sequence[PlannedRequest]]
     progress: Callable[[str], None]
     notes: list[str] = field(default_factory=list)
     simulated: SimulatedMeasure | None = None
-
-    def __post_init__(self) -> None:
-        self._facts: Facts | None = None
 
     def pruned_space(self) -> tuple[Space, list[Cut]]:
         sample = self.requests(Wanted(seed=self.wish.seed, count=_SAMPLE, nonce="longest"))
@@ -153,7 +150,6 @@ class _Tuning:
             )
         else:
             facts = Facts.of(self.wish.workload, longest_request_tokens=longest)
-        self._facts = facts
         space, cuts = pruned(self.wish.space, facts)
         require_choice(space)
         return space, cuts
@@ -165,21 +161,12 @@ class _Tuning:
 
     def _measure(self, space: Space) -> SimulatedMeasure:
         """Called when the default has been played. Raises ConfigError."""
-        if self.wish.spec is None or self._facts is None:
+        if self.wish.spec is None:
             raise ConfigError("nothing is known to simulate the engine from")
         settings, costs = learned_costs(self.wish.folder / _STEPS, self.wish.spec)
-        self.simulated = SimulatedMeasure(
-            settings,
-            costs,
-            space,
-            self.wish.slo,
-            self._simulated_requests,
-            shares_prefixes=self._facts.shares_prefixes,
-        )
+        simulated = Simulated(scheduler=settings, costs=costs, workload=self.wish.workload)
+        self.simulated = SimulatedMeasure(simulated, space, self.wish.slo)
         return self.simulated
-
-    def _simulated_requests(self, seed: int, count: int) -> Sequence[PlannedRequest]:
-        return self.requests(Wanted(seed=seed, count=count, nonce="simulated", rate=1.0))
 
     def simulated_effects(self, result: Result) -> list[Effect]:
         """Of every other value of each knob around the winner, if only such knobs differ in it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,16 @@ from octavo.advisor.tuning.edge import Edge
 from octavo.advisor.tuning.objective import Load, Outcome, outcome_of
 from octavo.advisor.tuning.screening import Screened, screen
 from octavo.advisor.tuning.space import Setting, Space
-from octavo.bench.records import Failure, RequestRecord, TokenSource
+from octavo.bench.load.plan import LoadSpec
+from octavo.bench.simulated import Simulated, SimulatedSession
 from octavo.bench.slo import Slo
-from octavo.bench.workloads.request import PlannedRequest
-from octavo.core.errors import ConfigError
+from octavo.bench.workloads.workload import Workload
+from octavo.core.clock import Clock, monotonic
 from octavo.core.model_spec import KVFormat, ModelSpec
 from octavo.engine.recording import open_recording
 from octavo.scheduler.settings import SchedulerSettings
 from octavo.simulator.cost_model import CostModel
 from octavo.simulator.fitting import fit, observed_steps
-from octavo.simulator.simulation import (
-    RequestTiming,
-    SimulatedEngine,
-    SimulatedRequest,
-    simulate,
-)
 
 SIMULATED = (
     "max_num_seqs",
@@ -37,9 +32,6 @@ SIMULATED = (
 
 SECONDS = 30.0
 """Of a simulated play: long enough that a load which is too high shows, and costs little."""
-
-Requests = Callable[[int, int], Sequence[PlannedRequest]]
-"""(seed, count) -> requests of an open loop of one a second, with token ids."""
 
 
 def learned_costs(path: Path, spec: ModelSpec) -> tuple[SchedulerSettings, CostModel]:
@@ -53,44 +45,23 @@ def learned_costs(path: Path, spec: ModelSpec) -> tuple[SchedulerSettings, CostM
 class SimulatedMeasure:
     """A `Measure` of settings of those knobs that are SIMULATED.
 
-    settings: of the default. shares_prefixes: whether a prefix cache has anything to find; without
-    it, simulating is faster.
+    simulated: the default, and the workload.
     """
 
-    def __init__(
-        self,
-        settings: SchedulerSettings,
-        costs: CostModel,
-        space: Space,
-        slo: Slo,
-        requests: Requests,
-        *,
-        shares_prefixes: bool,
-    ) -> None:
-        self._settings = settings
-        self._costs = costs
+    def __init__(self, simulated: Simulated, space: Space, slo: Slo) -> None:
+        shares = isinstance(simulated.workload, Workload) and simulated.workload.shares_prefixes
         self.space = space
+        self._simulated = simulated
         self._slo = slo
-        self._requests = requests
-        self._shares_prefixes = shares_prefixes
-        self._known: dict[int, list[SimulatedRequest]] = {}  # by seed
+        self._caches = simulated.scheduler.caches_prefixes and shares  # else it only takes time
 
     def __call__(self, setting: Setting, load: Load) -> Outcome:
-        settings = with_changes(self._settings, self.space.changes(setting))
-        settings = replace(
-            settings, caches_prefixes=settings.caches_prefixes and self._shares_prefixes
-        )
-        engine = SimulatedEngine(settings, self._costs)
-        timings = simulate(engine, self._load(load))
-        return outcome_of([_record(timing) for timing in timings], self._slo)
-
-    def _load(self, load: Load) -> list[SimulatedRequest]:
+        settings = replace(self._simulated.scheduler, caches_prefixes=self._caches)
+        settings = with_changes(settings, self.space.changes(setting))
+        session = SimulatedSession(replace(self._simulated, scheduler=settings))
         count = max(1, round(load.rate * load.seconds))
-        known = self._known.get(load.seed, [])
-        if len(known) < count:
-            known = [_simulated(one) for one in self._requests(load.seed, 2 * count)]
-            self._known[load.seed] = known
-        return [one._replace(arrival_s=one.arrival_s / load.rate) for one in known[:count]]
+        spec = LoadSpec(rate=load.rate, seed=load.seed, num_requests=count)
+        return outcome_of(session.records(spec), self._slo)
 
 
 def with_changes(settings: SchedulerSettings, changes: Mapping[str, Any]) -> SchedulerSettings:
@@ -118,10 +89,17 @@ class SimulatedScreen:
     have been recorded.
     """
 
-    def __init__(self, space: Space, make: Callable[[Space], SimulatedMeasure], seed: int) -> None:
+    def __init__(
+        self,
+        space: Space,
+        make: Callable[[Space], SimulatedMeasure],
+        seed: int,
+        clock: Clock = monotonic,
+    ) -> None:
         self._whole = space
         self._make = make
         self._seed = seed
+        self._clock = clock
 
     def __call__(self, *, num_wanted: int, budget_s: float, default_edge: Edge) -> Screened:
         whole = self._whole
@@ -137,6 +115,7 @@ class SimulatedScreen:
             seconds=SECONDS,
             first_rate=default_edge.rate,
             seed=self._seed,
+            clock=self._clock,
         )
         return replace(
             found,
@@ -148,37 +127,3 @@ class SimulatedScreen:
     def _in_whole(self, setting: Setting) -> Setting:
         names = [d.name for d in self._whole.dimensions if d.name in SIMULATED]
         return self._whole.setting(dict(zip(names, setting, strict=True)))
-
-
-def _simulated(planned: PlannedRequest) -> SimulatedRequest:
-    prompt = planned.prompt
-    if isinstance(prompt, str) or not all(isinstance(token, int) for token in prompt):
-        raise ConfigError("a prompt can be simulated as token ids only")
-    return SimulatedRequest(
-        planned.index,
-        prompt,  # type: ignore[arg-type]  # ids, as was checked
-        planned.max_tokens,
-        planned.arrival_s or 0.0,
-        planned.class_name,
-    )
-
-
-def _record(timing: RequestTiming) -> RequestRecord:
-    """As a client would have noted it."""
-    due_ns = round(1e9 * timing.due_s)
-    chunk_ns = [round(1e9 * second) for second in timing.chunk_s]
-    counts = timing.chunk_tokens
-    return RequestRecord(
-        index=timing.request.index,
-        class_name=timing.request.class_name,
-        scheduled_ns=due_ns,
-        prompt_len=len(timing.request.prompt_token_ids),
-        max_tokens=timing.request.output_len,
-        sent_ns=due_ns,
-        chunk_ns=chunk_ns,
-        chunk_tokens=counts,
-        done_ns=chunk_ns[-1] if chunk_ns else due_ns,
-        num_output_tokens=len(chunk_ns) if counts is None else sum(counts),
-        token_source=TokenSource.USAGE,
-        failure=None if timing.refusal is None else Failure.REFUSED,
-    )

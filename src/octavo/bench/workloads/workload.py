@@ -129,6 +129,11 @@ class Workload(Section):
         classes = tuple(each.scaled(factor) for each in self.classes)
         return self.model_copy(update={"name": f"{self.name} {by}", "classes": classes})
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether some prompts begin alike."""
+        return any(each.prefix is not None for each in self.classes)
+
     def mean_lengths(self) -> tuple[float, float]:
         """Input and output tokens of a request, expected."""
         total = sum(each.weight for each in self.classes)
