@@ -198,15 +198,17 @@ def _trade_off(tuned: Tuned) -> Picture | None:
     ]
     if not places:
         return None
+    near = plots.nearest(places)
+    beyond = f"; {len(places) - len(near)} are far beyond" if len(near) < len(places) else ""
     limits = {term.metric: term.limit_ms for term in tuned.wish.slo.terms}
     figure = plots.trade_off(
-        places,
+        near,
         x_label=x_label,
         y_label=y_label,
         x_limit=limits.get(x),
         y_limit=limits.get(y),
         title=f"What settings trade, at {rung.load.rate:.3g} requests/s",
-        subtitle=f"{words.title_of(tuned)}; line: not beaten in both",
+        subtitle=f"{words.title_of(tuned)}{beyond}; line: not beaten in both",
     )
     caption = (
         f"TTFT and TPOT (p90) of {len(places)} settings at {rung.load.rate:.3g} requests/s, with "
@@ -228,8 +230,8 @@ def _sensitivity(tuned: Tuned) -> Picture | None:
         Ratio(
             metric=f"{effect.knob}: {value_text(effect.before)} → {value_text(effect.after)}",
             class_name="",
-            ratio=Estimate(effect.ratio.value, effect.ratio.low, effect.ratio.high),
-            verdict=_verdict(effect.ratio),
+            ratio=Estimate(effect.ratio.value) if effect.is_at_most else effect.ratio,
+            verdict="or less" if effect.is_at_most else _verdict(effect.ratio),
         )
         for effect in known
     ]

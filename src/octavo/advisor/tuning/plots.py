@@ -12,6 +12,8 @@ from octavo.bench.output import style
 from octavo.bench.output.comparison_plots import Ratio, forest
 
 _MOST_NAMES = 6
+_FAR = 6.0
+"""Times the least of both latencies: settings beyond would leave no room for the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,16 @@ class Place:
     name: str = ""
     is_default: bool = False
     is_winner: bool = False
+
+
+def nearest(places: Sequence[Place]) -> list[Place]:
+    """Those that a picture has room for; the default and the winner are among them anyway."""
+    x, y = min(place.x for place in places), min(place.y for place in places)
+    return [
+        place
+        for place in places
+        if (place.x <= _FAR * x and place.y <= _FAR * y) or place.is_default or place.is_winner
+    ]
 
 
 def front_of(places: Sequence[Place]) -> list[Place]:
@@ -77,7 +89,7 @@ def trade_off(
     for place in places:
         is_marked = place.is_default or place.is_winner
         color = style.GREEN if place.is_winner else style.INK if place.is_default else style.BLUE
-        axes.plot(place.x, place.y, "o", color=color, ms=8 if is_marked else 5, mew=0)
+        axes.plot(place.x, place.y, "o", color=color, ms=8 if is_marked else 5, mew=0, zorder=4)
         if (is_marked or place in named) and math.isfinite(place.y):
             axes.annotate(
                 place.name,
@@ -88,6 +100,7 @@ def trade_off(
                 color=color,
                 fontweight="bold" if is_marked else "normal",
                 bbox=style.HALO,
+                zorder=3,
             )
     return figure
 

@@ -55,7 +55,7 @@ def _effects(tuned: Tuned) -> list[str]:
     effects.sort(key=lambda e: (e.is_simulated, -abs(1 - e.ratio.value)))
     lines = [
         f"{effect.knob} {value_text(effect.before)} → {value_text(effect.after)}: "
-        + (effect.failure or f"×{interval(effect.ratio)}")
+        + words.ratio_of(effect)
         + (" (simulated)" if effect.is_simulated else "")
         for effect in effects[:_MOST_EFFECTS]
     ]

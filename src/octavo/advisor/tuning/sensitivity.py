@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.advisor.tuning.edge import extrapolated
-from octavo.advisor.tuning.objective import Load, Measure
+from octavo.advisor.tuning.objective import MOST_USE, Load, Measure
 from octavo.advisor.tuning.space import Setting, Space
 from octavo.bench.points import Estimate
 from octavo.bench.statistics import mean_estimate
@@ -18,7 +18,7 @@ from octavo.bench.statistics import mean_estimate
 class Effect:
     """Of taking one knob from `before` to `after`, all others as they are around it: the ratio of
     edges, its geometric mean over the seeds with the 95 % interval, 0 where the setting failed.
-    is_simulated: else measured.
+    is_at_most: its use was too large to tell how far below its edge is. is_simulated: else measured.
     """
 
     knob: str
@@ -27,13 +27,8 @@ class Effect:
     ratio: Estimate
     num_seeds: int
     is_simulated: bool
+    is_at_most: bool = False
     failure: str = ""
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether it can be told from no effect."""
-        low, high = self.ratio.low, self.ratio.high
-        return low is not None and high is not None and not low <= 1 <= high
 
 
 def effects_around(
@@ -57,11 +52,12 @@ def effects_around(
         if not may_begin():
             break
         place = next(i for i, (a, b) in enumerate(zip(center, other, strict=True)) if a != b)
-        logs, failure = [], ""
+        logs, failure, is_at_most = [], "", False
         for seed, center_edge in edges.items():
             outcome = measure(other, Load(center_edge, seed, seconds))
             if failure := outcome.failure:
                 break
+            is_at_most |= outcome.use > MOST_USE
             logs.append(math.log(extrapolated(1.0, outcome, steepness)))
         found.append(
             Effect(
@@ -71,6 +67,7 @@ def effects_around(
                 ratio=Estimate(0.0) if failure else _exponential(mean_estimate(logs)),
                 num_seeds=len(logs),
                 is_simulated=is_simulated,
+                is_at_most=is_at_most,
                 failure=failure,
             )
         )

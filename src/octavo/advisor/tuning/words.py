@@ -148,6 +148,15 @@ def trial_rows(tuned: Tuned) -> list[dict[str, Any]]:
     return rows
 
 
+def ratio_of(effect: Effect) -> str:
+    """What becomes of the edge."""
+    if effect.failure:
+        return effect.failure
+    if effect.is_at_most:
+        return f"×{number(effect.ratio.value)} or less"
+    return f"×{interval(effect.ratio)}"
+
+
 # --- tables -------------------------------------------------------------------------------------
 
 
@@ -194,7 +203,7 @@ def _sensitivity(tuned: Tuned) -> Table:
         [
             effect.knob,
             f"{value_text(effect.before)} → {value_text(effect.after)}",
-            effect.failure or f"×{interval(effect.ratio)}",
+            ratio_of(effect),
             str(effect.num_seeds),
             "simulated" if effect.is_simulated else "measured",
         ]
