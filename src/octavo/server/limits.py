@@ -16,9 +16,11 @@ def limit_routes(serving: Serving) -> list[ApiRoute]:
 
     async def set_limits(request: Request) -> Response:
         body = await read_body(request, LimitsRequest, serving.config)
-        limits = (body.fields.max_num_seqs, body.fields.max_num_batched_tokens)
-        await serving.engine.set_limits(*limits)
-        return JSONResponse(body.fields.model_dump(), headers=body.warning_headers)
+        serving.check_model(body.fields.model)
+        seqs, budget = body.fields.max_num_seqs, body.fields.max_num_batched_tokens
+        await serving.engine.set_limits(seqs, budget)
+        reply = {"max_num_seqs": seqs, "max_num_batched_tokens": budget}
+        return JSONResponse(reply, headers=body.warning_headers)
 
     if not serving.config.enable_live_limits:
         return []

@@ -161,3 +161,29 @@ def test_a_program_that_is_not_there_is_reported(tmp_path: Path) -> None:
         started(parse_arm("no-such-server --port {port}"), tmp_path),
     ):
         pass
+
+
+class TestRestart:
+    """Of a server elsewhere, by a command that is run first."""
+
+    def test_it_is_run_before_the_server_is_waited_for(self, tmp_path: Path) -> None:
+        with started(stub(), tmp_path) as url:
+            script = f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).write_text('yes')"
+            arm = Arm("far", url, url=url, restart=(sys.executable, "-c", script))
+            with started(arm, tmp_path, label="2") as same:
+                assert same == url
+        assert (tmp_path / "ran").read_text() == "yes"
+
+    def test_that_it_fails_is_told(self, tmp_path: Path) -> None:
+        command = (sys.executable, "-c", "import sys; print('no such box'); sys.exit(4)")
+        arm = Arm("far", "http://127.0.0.1:9", url="http://127.0.0.1:9", restart=command)
+        with (
+            pytest.raises(ConfigError, match=r"exit status 4[\s\S]*no such box"),
+            started(arm, tmp_path),
+        ):
+            pass
+
+    def test_that_it_can_not_be_run_is_told(self, tmp_path: Path) -> None:
+        arm = Arm("far", "http://127.0.0.1:9", url="http://127.0.0.1:9", restart=("/no/such",))
+        with pytest.raises(ConfigError, match="can't be run"), started(arm, tmp_path):
+            pass

@@ -246,3 +246,23 @@ def test_a_killed_child_is_noticed_at_once() -> None:
         assert engine.error is not None
 
     serve(in_child(delay_s=0.002), body)
+
+
+def test_limits_change_while_it_runs(make: Make) -> None:
+    async def body(engine: EngineClient) -> None:
+        await engine.set_limits(2, 32)
+        with pytest.raises(RequestError, match="more than the 8"):
+            await engine.set_limits(9, None)
+        request = make_request("a", [1, 2, 3], 4)
+        assert tokens(await read(await engine.submit(request))) == continuation(request)
+
+    serve(make(), body)
+
+
+def test_a_dead_engine_has_no_limits(make: Make) -> None:
+    async def main() -> None:
+        engine = make()
+        with pytest.raises(EngineDeadError):
+            await engine.set_limits(1, None)
+
+    asyncio.run(main())

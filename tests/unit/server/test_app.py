@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from octavo.config import ServerConfig
@@ -26,3 +27,24 @@ def test_head_tells_what_get_would(path: str) -> None:
         head, get = server.http.head(path), server.http.get(path)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == get.headers["content-length"]
+
+
+def test_limits_change_where_that_was_asked_for() -> None:
+    config = ServerConfig(enable_live_limits=True, api_key=["secret"])
+    key = {"Authorization": "Bearer secret"}
+    with scripted_server(ScriptedExecutor(always([97])), byte_model(), config) as server:
+
+        def limits(**body: object) -> httpx.Response:
+            return server.http.post("/limits", json=body, headers=key)
+
+        assert limits(max_num_seqs=2).json() == {"max_num_seqs": 2, "max_num_batched_tokens": None}
+        assert limits().status_code == 200
+        refused(limits(max_num_seqs=1000), "max_num_seqs", 400)
+        refused(limits(max_num_seqs=0), "max_num_seqs", 400)
+        refused(limits(max_seqs=1), "max_seqs", 400)
+        assert server.http.post("/limits", json={}).status_code == 401
+
+
+def test_limits_do_not_change_otherwise() -> None:
+    with scripted_server(ScriptedExecutor(always([97])), byte_model()) as server:
+        assert server.http.post("/limits", json={}).status_code == 404

@@ -18,7 +18,7 @@ from octavo.bench.statistics import mean_estimate
 class Effect:
     """Of taking one knob from `before` to `after`, all others as they are around it: the ratio of
     edges, its geometric mean over the seeds with the 95 % interval, 0 where the setting failed.
-    is_at_most: its use was too large to tell how far below its edge is. is_simulated: else measured.
+    is_at_most: it used too much to tell how far below its edge is. is_simulated: else measured.
     """
 
     knob: str
