@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli.arguments import FOR_SERVERS, JsonOption, ModelArgument, configuration, number
-from octavo.cli.load_options import OutOption, OverwriteOption, ScaleOption, SeedOption
+from octavo.cli.load_options import OverwriteOption, ScaleOption, SeedOption
 from octavo.cli.settings import Flags, takes_knobs
 from octavo.core.errors import ConfigError
 
@@ -72,7 +72,10 @@ def tune(
             "--output", "-o", metavar="FILE", help="The config (default: best.yaml in --out)."
         ),
     ] = None,
-    out: OutOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="For all trials (default: octavo-tune-DATE-TIME)."),
+    ] = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -38,7 +38,7 @@ def write_config(path: Path, tuned: Tuned, base: Mapping[str, Any]) -> None:
     lines = [
         f"Found by octavo tune on {datetime.now():%Y-%m-%d} for {words.title_of(tuned)}:",
         words.verdict_of(tuned) + ".",
-        f"Started as: {wish.engine.arm(changes).text}",
+        f"Started as: {words.started_as(tuned, changes)}",
     ]
     head = "".join(f"# {line}\n" for line in lines)
     settings: dict[str, Any] = dict(base)

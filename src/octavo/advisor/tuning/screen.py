@@ -24,7 +24,7 @@ def tune_lines(tuned: Tuned, *, config: str, folder: str) -> list[str]:
     end = [
         f"to serve: octavo serve --config {config}"
         if tuned.wish.engine.name == "octavo"
-        else f"to serve: {tuned.wish.engine.arm(result.space.changes(result.winner)).text}",
+        else f"to serve: {words.started_as(tuned, result.space.changes(result.winner))}",
         f"to check: {words.check_command(tuned, config)}",
         f"all trials and the report: {folder}",
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.advisor.tuning.final import Gain
@@ -14,6 +14,7 @@ from octavo.advisor.tuning.space import Setting, as_text, value_text
 from octavo.bench.ab.results import Comparison, Verdict, metric_label
 from octavo.bench.ab.results import Effect as AbEffect
 from octavo.bench.output.contents import Table
+from octavo.bench.output.run import without_keys
 from octavo.bench.output.text import interval, number, printable
 from octavo.bench.points import Estimate
 
@@ -66,10 +67,15 @@ def check_command(tuned: Tuned, config: str) -> str:
     """What shows the promise on requests that tuning has not seen."""
     wish = tuned.wish
     return (
-        f'octavo ab --a "tuned=octavo --config {config}" --b "{wish.engine.arm({}).text}" '
+        f'octavo ab --a "tuned=octavo --config {config}" --b "{started_as(tuned, {})}" '
         f"--workload {wish.workload.name} --rate {tuned.result.common_rate:.3g} "
         f"--seed {_CHECK_SEED}"
     )
+
+
+def started_as(tuned: Tuned, changes: Mapping[str, Any]) -> str:
+    """The command of a server with these changes, without keys."""
+    return without_keys(tuned.wish.engine.arm(changes).text)
 
 
 def notes_of(tuned: Tuned) -> list[str]:
@@ -107,7 +113,7 @@ def facts_of(tuned: Tuned) -> list[tuple[str, str]]:
     tried = {m.setting for m in result.measurements}
     facts = [
         ("engine", wish.engine.name),
-        ("started as", wish.engine.arm({}).text),
+        ("started as", started_as(tuned, {})),
         ("workload", wish.workload.name),
         ("SLO", wish.slo.text),
         ("budget", f"{wish.budget_s:g} s, of which the search took {result.took_s:.0f}"),
