@@ -56,6 +56,8 @@ _NEARLY_ALL = 0.999
 """Of a class's outputs are no longer."""
 
 _SIMULATED_SEEDS = 5
+_SURROUNDINGS_SHARE = 0.05
+"""Of the budget, for what is simulated at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,9 @@ def tune(wish: Wish, progress: Callable[[str], None] = lambda words: None) -> Tu
         space, cuts = one.pruned_space()
         served.take(space)
         plan = Plan(
-            budget_s=max(1.0, wish.budget_s - (time.monotonic() - begin)),
+            budget_s=max(
+                1.0, (1 - _SURROUNDINGS_SHARE) * wish.budget_s - (time.monotonic() - begin)
+            ),
             first_rate=_FIRST_SHARE * first.requests_per_s,
             seed=wish.seed,
             least_play_s=_least_play_s(wish.slo),
@@ -174,6 +178,7 @@ class _Tuning:
         if measure is None or not set(result.space.changes(result.winner)) <= {*SIMULATED}:
             return []
         self.progress("simulating the surroundings")
+        deadline = time.monotonic() + _SURROUNDINGS_SHARE * self.wish.budget_s
         space = measure.space
         center = space.setting(result.space.changes(result.winner))
         seeds = range(self.wish.seed + 1, self.wish.seed + 1 + _SIMULATED_SEEDS)
@@ -196,6 +201,7 @@ class _Tuning:
             seconds=SECONDS,
             steepness=fmean(edge.steepness for edge in edges.values()),
             is_simulated=True,
+            may_begin=lambda: time.monotonic() < deadline,
         )
 
 
