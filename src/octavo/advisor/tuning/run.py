@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -89,7 +89,6 @@ class Tuned:
     cuts: tuple[Cut, ...]
     promises: Mapping[Setting, Comparison]
     simulated_effects: tuple[Effect, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 def tune(wish: Wish, progress: Callable[[str], None] = lambda words: None) -> Tuned:
@@ -126,7 +125,6 @@ def tune(wish: Wish, progress: Callable[[str], None] = lambda words: None) -> Tu
         cuts=tuple(cuts),
         promises=_promises(served, result, tools),
         simulated_effects=tuple(one.simulated_effects(result)),
-        notes=(*one.notes, *result.notes),
     )
 
 
@@ -135,7 +133,6 @@ class _Tuning:
     wish: Wish
     requests: Callable[[Wanted], Sequence[PlannedRequest]]
     progress: Callable[[str], None]
-    notes: list[str] = field(default_factory=list)
     simulated: SimulatedMeasure | None = None
 
     def pruned_space(self) -> tuple[Space, list[Cut]]:

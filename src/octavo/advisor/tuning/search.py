@@ -19,6 +19,7 @@ from octavo.advisor.tuning.screening import Screened
 from octavo.advisor.tuning.sensitivity import Effect, effects_around
 from octavo.advisor.tuning.space import Setting, Space, as_text, distance
 from octavo.core.clock import Clock, monotonic
+from octavo.core.errors import ConfigError
 
 _NUM_FINALISTS = 3
 _FEWEST_SEEDS, _MOST_SEEDS = 3, 6
@@ -37,7 +38,7 @@ _LONGEST_PLAY_S = 60.0
 
 
 class Screen(Protocol):
-    """Ranks settings without the engine. default_edge: as measured."""
+    """Ranks settings without the engine. default_edge: as measured. Raises ConfigError if it can't."""
 
     def __call__(self, *, num_wanted: int, budget_s: float, default_edge: Edge) -> Screened: ...
 
@@ -160,11 +161,14 @@ class _Search:
         screened = None
         if self.screen is not None:
             self.progress("screening in the simulator")
-            screened = self.screen(
-                num_wanted=max(_RACE_SIZES),
-                budget_s=_SCREEN_SHARE * plan.budget_s,
-                default_edge=default_edge,
-            )
+            try:
+                screened = self.screen(
+                    num_wanted=max(_RACE_SIZES),
+                    budget_s=_SCREEN_SHARE * plan.budget_s,
+                    default_edge=default_edge,
+                )
+            except ConfigError as error:  # there is a way without it
+                self.notes.append(f"nothing was simulated: {error}")
         num_finalists, race_s = self._shares(play_s)
         size = self._race_size(race_s, short_s, play_s, num_finalists)
         self._begin_stage("race")

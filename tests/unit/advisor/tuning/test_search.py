@@ -13,6 +13,7 @@ from octavo.advisor.tuning.edge import Edge
 from octavo.advisor.tuning.screening import Screened, screen
 from octavo.advisor.tuning.search import Plan, Result, search
 from octavo.advisor.tuning.space import distance
+from octavo.core.errors import ConfigError
 from support.tuned_engine import SPACE, TunedEngine
 
 TRUTH = TunedEngine()
@@ -195,3 +196,18 @@ def test_the_screening_finds_what_the_simulator_likes_best() -> None:
     # A change that does nothing is no change.
     assert distance(found.ranked[0], SPACE.default) <= 2
     assert found.gains[found.ranked[0]] > 1.05
+
+
+def test_a_simulator_that_can_not_learn_is_done_without() -> None:
+    engine = TunedEngine()
+
+    def screened(*, num_wanted: int, budget_s: float, default_edge: Edge) -> Screened:
+        raise ConfigError("the recording has 3 steps")
+
+    result = search(
+        engine, SPACE, Plan(budget_s=600, first_rate=2.0), screen=screened,
+        clock=lambda: engine.clock_s,
+    )  # fmt: skip
+    assert result.screened is None
+    assert "nothing was simulated: the recording has 3 steps" in result.notes
+    assert len(result.race.rungs[0].ranked) > 3
