@@ -80,7 +80,7 @@ class Wish:
 class Tuned:
     """result: with the pruned space. promises: each finalist against the default, as `octavo ab`
     compares them, at the rate that all of the final were played at. simulated_effects: around the
-    winner, where it could be simulated.
+    winner, where it could be simulated. doubts: why plays may not show what was asked for.
     """
 
     wish: Wish
@@ -89,6 +89,7 @@ class Tuned:
     cuts: tuple[Cut, ...]
     promises: Mapping[Setting, Comparison]
     simulated_effects: tuple[Effect, ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 def tune(wish: Wish, progress: Callable[[str], None] = lambda words: None) -> Tuned:
@@ -125,6 +126,7 @@ def tune(wish: Wish, progress: Callable[[str], None] = lambda words: None) -> Tu
         cuts=tuple(cuts),
         promises=_promises(served, result, tools),
         simulated_effects=tuple(one.simulated_effects(result)),
+        doubts=tuple(served.doubts_in_words()),
     )
 
 

@@ -38,7 +38,7 @@ _LONGEST_PLAY_S = 60.0
 
 
 class Screen(Protocol):
-    """Ranks settings without the engine. default_edge: as measured. Raises ConfigError if it can't."""
+    """Ranks settings without the engine, or raises ConfigError. default_edge: as measured."""
 
     def __call__(self, *, num_wanted: int, budget_s: float, default_edge: Edge) -> Screened: ...
 

@@ -21,6 +21,7 @@ from octavo.bench.launch import Arm, started
 from octavo.bench.load.plan import LoadPoint, PointRun
 from octavo.bench.load.target import Target
 from octavo.bench.output.folder import PointKey, append_requests
+from octavo.bench.points import Check, CheckStatus
 from octavo.bench.records import Failure
 from octavo.bench.slo import Slo
 from octavo.bench.workloads.request import PlannedRequest
@@ -35,6 +36,8 @@ _LEAST_REQUESTS = 20
 
 _BROKEN_SHARE = 0.5
 """Of requests whose connection failed: then the server is gone."""
+
+_CHECKS = ("client_lag", "client_cpu", "token_count", "output_length", "prefix_cache")
 
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemory|MemoryError|bad_alloc|Cannot allocate memory|memory are free"
@@ -91,11 +94,12 @@ class ServedEngine:
 
     folder: gets the servers' logs and the requests of all plays. blocks: all plays, as `octavo ab`
     compares them; a block's round is the load's seed, its arm `arm_name` of the setting.
-    num_starts: of servers, so far.
+    num_starts: of servers, so far. doubts: checks that plays failed, by their name.
     """
 
     def __init__(self, engine: Engine, slo: Slo, tools: Tools, folder: Path) -> None:
         self.blocks: list[Block] = []
+        self.doubts: dict[str, list[Check]] = {}
         self._engine = engine
         self._space = Space(())
         self._slo = slo
@@ -181,6 +185,7 @@ class ServedEngine:
             last_line = self._last_log()
             self.new_server()
             return _failed(f"the server broke down under load; its log ends: {last_line}")
+        self._check(run)
         self.blocks.append(
             Block(arm=self.arm_name(setting), regime="online", round=load.seed, run=run)
         )
@@ -189,6 +194,14 @@ class ServedEngine:
     def arm_name(self, setting: Setting) -> str:
         """Of its blocks."""
         return as_text(self._space.changes(setting))
+
+    def doubts_in_words(self) -> list[str]:
+        """A sentence for each check that failed, with how often."""
+        return [
+            f"{name} failed in {len(checks)} of {self._num_plays} plays ({checks[-1].value}, limit "
+            f"{checks[-1].limit}): {checks[-1].why}"
+            for name, checks in self.doubts.items()
+        ]
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -250,6 +263,14 @@ class ServedEngine:
         if point.is_open:
             append_requests(self._folder, PointKey(point.label, point.seed), run.records)
         return run
+
+    def _check(self, run: PointRun) -> None:
+        """Whether the client kept up, and got what it asked for. That servers don't keep up with
+        some loads is what is looked for.
+        """
+        for check in self._tools.summarize(run).checks:
+            if check.status is CheckStatus.FAIL and check.id in _CHECKS:
+                self.doubts.setdefault(check.id, []).append(check)
 
     def _last_log(self) -> str:
         logs = sorted((self._folder / "logs").glob(f"*.{self.num_starts:03}.log"))

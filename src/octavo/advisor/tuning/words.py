@@ -82,7 +82,7 @@ def notes_of(tuned: Tuned) -> list[str]:
     """What a reader must know besides."""
     result = tuned.result
     failed = {m.setting: m.outcome.failure for m in result.measurements if m.outcome.failure}
-    notes = list(result.notes)
+    notes = [*tuned.doubts, *result.notes]
     if failed:
         starved = sum(map(is_out_of_memory, failed.values()))
         memory = f", {starved} for lack of memory" if starved else ""

@@ -17,7 +17,7 @@ from octavo.advisor.tuning.serving import ServedEngine, is_out_of_memory
 from octavo.advisor.tuning.space import Dimension, Space
 from octavo.bench.ab.experiment import Tools, Wanted
 from octavo.bench.launch import Arm, parse_arm
-from octavo.bench.load.plan import LoadPoint, PointRun
+from octavo.bench.load.plan import ClientLoad, LoadPoint, PointRun
 from octavo.bench.load.target import Target
 from octavo.bench.records import Failure
 from octavo.bench.slo import parse_slo
@@ -184,6 +184,23 @@ def test_other_servers_get_the_same_prompts_and_this_one_new_ones(
     one, two, three = [wanted.nonce for wanted in tools.wanted if wanted.seed == LOAD.seed]
     assert one == three
     assert one != two
+
+
+def test_a_client_that_is_late_is_told(
+    engine: StubEngine, tools: StubTools, tmp_path: Path
+) -> None:
+    late = ClientLoad(num_workers=1, cpu_share=0.99, lag_p99_ms=900.0)
+
+    class Late(StubTools):
+        async def play(self, target: Target, point: LoadPoint) -> PointRun:
+            return replace(await super().play(target, point), client=late)
+
+    with opened(engine, Late(), tmp_path) as served:
+        served(SPACE.default, LOAD)
+        served(SPACE.default, Load(11.0, 3, 4.0))
+    doubts = served.doubts_in_words()
+    assert len(doubts) == 2
+    assert doubts[0].startswith("client_lag failed in 2 of 2 plays (p99 900.0 ms")
 
 
 def test_a_setting_that_does_not_start_is_a_result(tools: StubTools, tmp_path: Path) -> None:
