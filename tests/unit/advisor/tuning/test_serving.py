@@ -200,7 +200,8 @@ def test_a_client_that_is_late_is_told(
         served(SPACE.default, Load(11.0, 3, 4.0))
     doubts = served.doubts_in_words()
     assert len(doubts) == 2
-    assert doubts[0].startswith("client_lag failed in 2 of 2 plays (p99 900.0 ms")
+    # Each was tried again, which did not help.
+    assert doubts[0].startswith("client_lag failed in 2 of 4 plays (p99 900.0 ms")
 
 
 def test_a_setting_that_does_not_start_is_a_result(tools: StubTools, tmp_path: Path) -> None:
