@@ -58,6 +58,7 @@ NOT_TRIED: Mapping[str, str] = {
     "max_num_queued_reqs": "refused requests miss the SLO",
     "scheduling_policy": "needs requests with priorities",
     "record_steps": "writes down what happens, and changes nothing of it",
+    "simulate": "what is tuned computes",
     "speculative_config": "needs real text: name it for a workload that has some",
     "backend": "follows from the device",
     "device": "follows from the machine",
