@@ -1,7 +1,7 @@
 """The language of the rules' conditions: comparisons and arithmetic over named facts, nothing else.
 
-    is_gpu and link == "pcie" and input_mean > 512
-    weight_format in ("fp8", "fp8-block") and compute_capability < 8.9
+    is_gpu and tp > 1 and link == "bus"
+    weight_format in ("int4", "int8") and 1 < users_each <= 16
 
 Python's own parser reads it; what isn't listed here is refused when the rules are loaded, so a
 condition can neither call nor reach anything.

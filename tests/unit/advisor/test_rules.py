@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 
 import pytest
 
 from octavo.advisor.engines import engines
 from octavo.advisor.rules import Kind, rule_named, rules
 from octavo.core.errors import ConfigError
+from octavo.core.model_spec import KVFormat
+from octavo.core.weight_format import WEIGHT_FORMATS
+from octavo.simulator.hardware import device_names, parse_hardware
 
 
 def test_each_rule_has_a_source_and_a_month() -> None:
@@ -24,6 +29,31 @@ def test_engine_rules_speak_of_engines_that_there_are() -> None:
         if rule.kind is Kind.ENGINE:
             assert isinstance(rule.effect, dict)
             assert set(rule.effect) <= set(engines()), rule.id
+
+
+def compared(condition: str) -> Iterator[tuple[str, str]]:
+    """Names and the words that they are compared with."""
+    for node in ast.walk(ast.parse(condition)):
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name):
+            for word in (n for part in node.comparators for n in ast.walk(part)):
+                if isinstance(word, ast.Constant) and isinstance(word.value, str):
+                    yield node.left.id, word.value
+
+
+def test_words_in_conditions_are_words_that_facts_can_have() -> None:
+    """A misspelt one would only make its rule silent."""
+    devices = [parse_hardware(name).device for name in device_names()]
+    known = {
+        "weight_format": set(WEIGHT_FORMATS),
+        "kv_format": {"bfloat16", "float16", "float32", "fp8", "int8"},
+        "generation": {device.architecture for device in devices},
+        "vendor": {device.vendor for device in devices},
+        "link": {"switched", "bus", "none"},
+    }
+    assert all(KVFormat(name).bytes_per_head(64) for name in known["kv_format"])
+    for rule in rules():
+        for name, word in compared(rule.when.text):
+            assert word in known[name], rule.id
 
 
 def test_a_rule_is_explained_with_all_that_it_is() -> None:
