@@ -15,6 +15,7 @@ from octavo.advisor.data import read_yaml
 from octavo.advisor.facts import Facts
 from octavo.advisor.rules import EXCLUDE, Finding, Kind, matching
 from octavo.core.errors import InvariantError
+from octavo.weights.source import DEFAULT
 
 _ALWAYS = Condition("True")
 
@@ -83,8 +84,9 @@ class Engine:
     notes: tuple[_Part, ...]
 
     def command(self, facts: LaunchFacts) -> str:
-        """One line for a shell."""
-        values = facts.as_dict() | {"model": shlex.quote(facts.model)}
+        """One line for a shell. What Octavo calls the default model, no other engine knows."""
+        is_known = facts.model != DEFAULT or self.id == "octavo"
+        values = facts.as_dict() | {"model": shlex.quote(facts.model) if is_known else "MODEL"}
         shown = (part.text for part in self.arguments if part.when.holds(values))
         return " ".join(text.format_map(values) for text in shown)
 
