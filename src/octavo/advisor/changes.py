@@ -12,7 +12,7 @@ from octavo.advisor.estimate import Deployed, Prediction
 from octavo.advisor.promise import Promise
 from octavo.core.model_spec import KVFormat
 from octavo.core.weight_format import WEIGHT_FORMATS, WeightFormat
-from octavo.simulator.hardware import Hardware, device_names, parse_hardware
+from octavo.simulator.hardware import Device, Hardware, device_names, parse_hardware
 
 _NARROWER: Mapping[str, tuple[str, ...]] = {
     "float32": ("fp8", "int8", "int4"),
@@ -26,15 +26,14 @@ _MOST_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """text: what to do. effect: what it comes to. is_enough: the SLO is kept then."""
+    """With which the SLO is kept. text: what to do. effect: what it comes to."""
 
     kind: str
     text: str
     effect: str
-    is_enough: bool
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("kind", "text", "effect", "is_enough")}
+        return {name: getattr(self, name) for name in ("kind", "text", "effect")}
 
 
 def nearest_changes(
@@ -58,25 +57,25 @@ def _precision(deployed: Deployed, promise: Promise) -> Iterator[Change]:
     model, device = deployed.model, deployed.hardware.device
     for name in _NARROWER.get(model.matrices.name, ()):
         weights = WEIGHT_FORMATS[name]
-        if not _is_worth_it(weights, device.is_cpu, device.flops):
+        if not _is_worth_it(weights, device):
             continue
         narrow = replace(model, matrices=weights, quant_group=128 if weights.bits < 8 else 0)
         other = _replanned(deployed.but(model=narrow), promise)
         if other is not None and _is_enough(other, promise):
-            yield Change("precision", f"{name} weights", _at_load(other, promise), True)
+            yield Change("precision", f"{name} weights", _at_load(other, promise))
             return
     if deployed.settings.kv.bytes_per_head(128) > 132 and "fp8" in device.flops:
         kept = deployed.settings.but(kv=KVFormat("fp8"))
         other = _replanned(deployed.but(settings=kept), promise)
         if other is not None and _is_enough(other, promise):
-            yield Change("precision", "fp8 KV cache", _at_load(other, promise), True)
+            yield Change("precision", "fp8 KV cache", _at_load(other, promise))
 
 
-def _is_worth_it(weights: WeightFormat, is_cpu: bool, flops: object) -> bool:
+def _is_worth_it(weights: WeightFormat, device: Device) -> bool:
     """fp8 on devices that multiply it, int8 on those that don't."""
-    if is_cpu:
+    if device.is_cpu:
         return weights.name != "fp8"
-    has_fp8 = isinstance(flops, dict) and "fp8" in flops
+    has_fp8 = "fp8" in device.flops
     return {"fp8": has_fp8, "int8": not has_fp8}.get(weights.name, True)
 
 
@@ -91,7 +90,7 @@ def _more_devices(deployed: Deployed, promise: Promise) -> Iterator[Change]:
         other = _replanned(deployed.but(hardware=Hardware(device, count * factor)), promise)
         if other is not None and _is_enough(other, promise):
             text = f"{other.hardware}, as {other.layout}"
-            yield Change("devices", text, _at_load(other, promise), True)
+            yield Change("devices", text, _at_load(other, promise))
             return
 
 
@@ -103,7 +102,7 @@ def _other_device(deployed: Deployed, promise: Promise) -> Iterator[Change]:
     for device in sorted(faster, key=lambda one: one.read_bytes_per_second):
         other = _replanned(deployed.but(hardware=Hardware(device, now.count)), promise)
         if other is not None and _is_enough(other, promise):
-            yield Change("device", f"{other.hardware}", _at_load(other, promise), True)
+            yield Change("device", f"{other.hardware}", _at_load(other, promise))
             return
 
 
@@ -117,7 +116,7 @@ def _less_load(deployed: Deployed, promise: Promise) -> Iterator[Change]:
     else:
         copies = math.ceil((deployed.load.rate or 0.0) / capacity)
         text = f"{capacity:.3g} requests/s instead of {deployed.load.rate:g}"
-    yield Change("load", text, f"or {copies} of the whole, behind one balancer", True)
+    yield Change("load", text, f"or {copies} of the whole, behind one balancer")
 
 
 def _relaxed(prediction: Prediction) -> Change:
@@ -127,7 +126,7 @@ def _relaxed(prediction: Prediction) -> Change:
         for limit, found in prediction.limits_ms.items()
         if found.value > limit.limit_ms
     ]
-    return Change("slo", " and ".join(parts), "can be promised on what there is", True)
+    return Change("slo", " and ".join(parts), "can be promised on what there is")
 
 
 def _replanned(deployed: Deployed, promise: Promise) -> Deployed | None:
