@@ -69,6 +69,8 @@ def ask(url: str, sheet: str, *, model: str | None = None, api_key: str | None =
     """The answer of an OpenAI-compatible server. model: None is its first. Raises ConfigError."""
     import httpx
 
+    from octavo.bench.output.text import printable
+
     base = url.rstrip("/")
     base = base if base.endswith("/v1") else f"{base}/v1"
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -85,14 +87,17 @@ def ask(url: str, sheet: str, *, model: str | None = None, api_key: str | None =
                 },
             )
             content = _json(reply)["choices"][0]["message"]["content"]
-    except httpx.HTTPError as error:
+            if not isinstance(content, str):
+                raise KeyError("text")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ConfigError(f"--ask {url}: no answer ({reason}); the plan above stands") from error
     except (KeyError, IndexError, TypeError) as error:
         raise ConfigError(
             f"--ask {url}: the answer is not that of an OpenAI-compatible server (no {error})"
         ) from error
-    return f"{name} says:\n\n{str(content).strip()}"
+    lines = content.expandtabs().strip().splitlines()
+    return "\n".join([f"{printable(str(name))} says:", "", *map(printable, lines)])
 
 
 def beside(plan: Plan) -> str:
