@@ -347,7 +347,10 @@ def _kv_in_words(spec: ModelSpec, kv: KVFormat, layout: Layout) -> str:
     """2 x 32 layers x 8 heads x 128 x 2 bytes"""
     keeping = [layer.attention for layer in spec.layers if layer.attention is not None]
     kinds = dict.fromkeys(keeping)
-    devices = f" over {layout}" if layout.devices > 1 else ""
+    has_heads = any(hasattr(attention, "num_kv_heads") for attention in kinds)
+    divided = layout if has_heads else Layout(1, layout.pp)
+    devices = f" over {divided}" if divided.devices > 1 else ""
+    copied = f", whole on each of {layout.tp}" if layout.tp > 1 else ""
     if not kinds:
         return "no layer keeps keys and values"
     parts = []
@@ -357,7 +360,7 @@ def _kv_in_words(spec: ModelSpec, kv: KVFormat, layout: Layout) -> str:
         width = attention.kv_bytes_per_token(kv)
         heads = getattr(attention, "num_kv_heads", None)
         if heads is None:
-            parts.append(f"{count} layers x {width:,} bytes (one latent vector){window}")
+            parts.append(f"{count} layers x {width:,} bytes (one latent vector{copied}){window}")
         else:
             size = kv.bytes_per_head(attention.head_dim)  # type: ignore[union-attr]
             parts.append(f"2 x {count} layers{window} x {heads} heads x {size:,} bytes")

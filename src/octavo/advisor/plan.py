@@ -33,6 +33,7 @@ from octavo.advisor.model import PlannedModel
 from octavo.advisor.promise import Promise
 from octavo.advisor.rules import REJECT, Finding, Kind, matching
 from octavo.advisor.traffic import Traffic
+from octavo.core.errors import ConfigError
 from octavo.core.model_spec import AttentionSpec, RecurrentSpec
 from octavo.simulator.hardware import Hardware
 
@@ -157,7 +158,15 @@ class Plan:
 
 
 def make_plan(question: Question) -> Plan:
-    """For the first hardware of the question that does, else for the one that comes nearest."""
+    """For the first hardware of the question that does, else for the one that comes nearest. Raises
+    ConfigError for choices that can't be.
+    """
+    longest, asked = question.traffic.lengths.longest, question.choices.max_model_len
+    if asked is not None and asked < longest:
+        raise ConfigError(
+            f"--max-model-len {asked} is less than the {longest:,} tokens of the longest request, "
+            "which would be refused; raise it, or tell shorter lengths"
+        )
     made = []
     for hardware in question.hardware:
         made.append(_plan_on(question, hardware))
@@ -245,8 +254,8 @@ def _verdict(
 ) -> tuple[Verdict, str]:
     if not fits or prediction is None:
         closest = ranked[0]
-        reasons = [f"{f.verdict}: {f.reason}" for f in closest.findings if f.rule.effect == REJECT]
-        return Verdict.DOES_NOT_FIT, f"{closest.layout} {'; '.join(reasons)}"
+        reasons = [finding.reason for finding in closest.findings if finding.rule.effect == REJECT]
+        return Verdict.DOES_NOT_FIT, f"{closest.layout}: {'; '.join(reasons)}"
     if impossible := forbidden(promise, floors):
         limit, bound = impossible[0]
         return (
@@ -260,7 +269,7 @@ def _verdict(
     )
     nearest = (
         f"{limit.metric.upper()} p{100 * limit.q:g} {found.value:,.0f} of {limit.limit_ms:g} ms; "
-        f"{_bottleneck(deployed, prediction)}"
+        f"{_bottleneck(deployed, prediction, limit.metric)}"
     )
     if not prediction.is_stable:
         return Verdict.MISSES, f"more comes than can be done, the queue grows; {nearest}"
@@ -270,7 +279,8 @@ def _verdict(
     return (Verdict.MISSES if chance <= 1 - _CERTAIN else Verdict.PROBABLY_NOT), nearest
 
 
-def _bottleneck(deployed: Deployed, prediction: Prediction) -> str:
+def _bottleneck(deployed: Deployed, prediction: Prediction, metric: str = "tpot") -> str:
+    """metric: of the limit that is nearest."""
     lane_batch = prediction.batch / deployed.layout.pp
     if lane_batch >= 0.98 * deployed.most_running:
         if deployed.memory.users_mean <= deployed.settings.num_seqs:
@@ -278,7 +288,13 @@ def _bottleneck(deployed: Deployed, prediction: Prediction) -> str:
         return f"max-num-seqs bounds the batch at {deployed.settings.num_seqs}"
     if prediction.prefill_share > 0.5:
         return f"prompts take {prediction.prefill_share:.0%} of the time"
-    return f"decoding {prediction.batch:,.0f} sequences a step bounds it"
+    if metric == "ttft":
+        prompt = max(1.0, deployed.traffic.lengths.input_p99 * (1 - deployed.traffic.hit_rate))
+        chunk = min(prompt, deployed.settings.token_budget)
+        alone_ms = 1e3 * deployed.steps.mixed(0, chunk) * prompt / chunk
+        return f"a prompt of {prompt:,.0f} tokens alone takes {alone_ms:,.0f} ms"
+    count = max(1, round(prediction.batch))
+    return f"decoding {count:,} sequence{'s' * (count > 1)} a step bounds it"
 
 
 def _facts(

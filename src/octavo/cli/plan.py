@@ -184,7 +184,7 @@ def plan(
     ] = None,
     ask_api_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="Of that server.", envvar="OPENAI_API_KEY"),
+        typer.Option(metavar="KEY", help="Of that server.", envvar="OCTAVO_API_KEY"),
     ] = None,
 ) -> None:
     """Plan a deployment: does it fit, is the SLO kept, with which engine and settings.
@@ -319,7 +319,6 @@ def _question(
     from octavo.advisor.plan import Question
     from octavo.advisor.promise import read_promise
     from octavo.advisor.traffic import read_traffic
-    from octavo.config import parse_number
     from octavo.simulator.hardware import parse_hardware
 
     if model is None:
@@ -327,14 +326,7 @@ def _question(
     if choices["kv"] is not None:
         choices["kv"] = kv_format(choices["kv"])
     if choices["kv_memory_bytes"] is not None:
-        try:
-            choices["kv_memory_bytes"] = int(parse_number(choices["kv_memory_bytes"]))
-        except ValueError:
-            raise ConfigError(
-                f"--kv-cache-memory-bytes must be a number of bytes such as 4G, got "
-                f"{choices['kv_memory_bytes']!r}"
-            ) from None
-
+        choices["kv_memory_bytes"] = _bytes("--kv-cache-memory-bytes", choices["kv_memory_bytes"])
     planned = read_model(model, weights=weights, name=name, revision=revision, token=token)
     return Question(
         model=planned,
@@ -344,6 +336,19 @@ def _question(
         choices=Choices(**choices),
         costs=_learned(costs, planned) if costs is not None else _measured,
     )
+
+
+def _bytes(flag: str, text: str) -> int:
+    """Raises ConfigError."""
+    from octavo.config import parse_number
+
+    try:
+        value = int(parse_number(text))
+    except ValueError:
+        value = 0
+    if value <= 0:
+        raise ConfigError(f"{flag} must be a number of bytes such as 4G, got {text!r}")
+    return value
 
 
 def _learned(path: Path, planned: PlannedModel) -> CostSource:
@@ -420,4 +425,6 @@ def _second_opinion(
     if prompt:
         print(f"\n{sheet}")
     if url is not None:
-        print(f"\n{beside(made)}\n{ask(url, sheet, model=model, api_key=api_key)}")
+        # OCTAVO_API_KEY may list several, for the server; any of them will do.
+        key = api_key.split(",")[0] if api_key else None
+        print(f"\n{beside(made)}\n{ask(url, sheet, model=model, api_key=key)}")

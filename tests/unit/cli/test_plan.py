@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -65,6 +66,28 @@ def test_a_missed_slo_is_the_exit_status(config: str, capsys: pytest.CaptureFixt
     command = ["plan", config, "--hardware", "L4", *CHAT, "--users", "200", *SLO]
     assert main(command) == 1
     assert "Nearest changes" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_says_by_how_much_and_chooses_no_knobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(public.LLAMA_3_70B))
+    assert main(["plan", str(path), "--hardware", "L40S:2", "--rate", "9", *CHAT]) == 1
+    text = capsys.readouterr().out
+    assert "does not fit: TP 2: weights take 65" in text
+    assert re.search(r"left for KV +-\d\d\.\d\d GiB", text)
+    assert "Engine, when it fits" in text
+    for part in ("Knobs", "one or two users", "max-num-seqs above"):
+        assert part not in text
+
+
+def test_a_late_first_token_is_explained_by_the_prompt(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slo = ["--slo", "ttft<250ms"]
+    main(["plan", config, "--hardware", "L4", *CHAT, *slo])
+    assert re.search(r"TTFT p99 \d+ of 250 ms; a prompt of 1,1\d\d tokens", capsys.readouterr().out)
 
 
 def test_of_several_devices_the_first_that_does_is_planned(
@@ -134,7 +157,9 @@ def test_one_rule_is_explained_without_a_model(capsys: pytest.CaptureFixture[str
         (["--hardware", "H100", "--users", "2", "--rate", "1"], "not both"),
         (["--hardware", "H100:2", "--tp", "4"], "more than the 2 devices"),
         (["--hardware", "H100", "--max-model-len", "9999999"], "lower it"),
+        (["--hardware", "H100", "--max-model-len", "100"], "would be refused"),
         (["--hardware", "H100", "--kv-cache-memory-bytes", "much"], "such as 4G"),
+        (["--hardware", "H100", "--kv-cache-memory-bytes", "-4G"], "such as 4G"),
         (["--explain", "E99"], "no rule 'E99'"),
     ],
 )
@@ -169,17 +194,20 @@ def test_the_question_sheet_gives_no_answer_away(
 
 
 class _Opinion(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server with an opinion. asked: what it was sent."""
+    """An OpenAI-compatible server with an opinion. asked, keys: what it was sent."""
 
     asked: list[dict[str, object]] = []  # noqa: RUF012  # one server of one test
+    keys: set[str | None] = set()  # noqa: RUF012
 
     def do_GET(self) -> None:
+        self.keys.add(self.headers["Authorization"])
         self._say({"data": [{"id": "oracle"}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.asked.append(body)
-        self._say({"choices": [{"message": {"content": "It fits."}}]})
+        self.keys.add(self.headers["Authorization"])
+        self._say({"choices": [{"message": {"content": "It\x1b[2J\tfits.\nSo there."}}]})
 
     def _say(self, value: object) -> None:
         content = json.dumps(value).encode()
@@ -194,8 +222,11 @@ class _Opinion(BaseHTTPRequestHandler):
 
 
 def test_another_opinion_stands_beside_the_plan(
-    config: str, capsys: pytest.CaptureFixture[str]
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without what would move the cursor, and for no other key than Octavo's."""
+    monkeypatch.setenv("OPENAI_API_KEY", "of another server")
+    monkeypatch.setenv("OCTAVO_API_KEY", "one,two")
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Opinion)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -211,7 +242,8 @@ def test_another_opinion_stands_beside_the_plan(
     assert "What to expect" in text
     beside = text.partition("this plan: ")[2]
     assert "meets the SLO" in beside
-    assert "oracle says:\n\nIt fits." in beside
+    assert "oracle says:\n\nIt\N{REPLACEMENT CHARACTER}[2J  fits.\nSo there.\n" in beside
+    assert _Opinion.keys == {"Bearer one"}
     [asked] = _Opinion.asked
     assert asked["model"] == "oracle"
     assert "You size and configure" in asked["messages"][0]["content"]  # type: ignore[index]

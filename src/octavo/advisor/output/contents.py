@@ -88,8 +88,11 @@ def sections(plan: Plan) -> Iterator[Section]:
         yield Section("Other hardware that was asked for", items, most_lines=6)
     yield memory_section(plan.deployed.memory, str(plan.deployed.layout))
     yield Section("Layout", _layouts(plan), most_lines=6)
-    yield Section("Engine", _engines(plan), most_lines=21)
-    yield Section("Knobs [prior], and what raising each does", _knobs(plan))
+    if plan.prediction is None:  # no value of a knob would make it fit
+        yield Section("Engine, when it fits", _engines(plan), most_lines=21)
+    else:
+        yield Section("Engine", _engines(plan), most_lines=21)
+        yield Section("Knobs [prior], and what raising each does", _knobs(plan))
     if plan.load_test is not None:
         yield Section("Load test, with what it should show [prior]", _steps(plan), most_lines=17)
     if plan.pitfalls:
@@ -115,8 +118,10 @@ def memory_section(memory: Memory, layout: str) -> Section:
 
 
 def _memory_row(line: Line) -> tuple[str, ...]:
-    if line.unit == "bytes" and line.value >= 2**24:
+    if line.unit == "bytes" and abs(line.value) >= 2**24:
         value = f"{line.value / GIB:,.2f} GiB"
+    elif line.unit == "bytes" and line.value >= 2**22:
+        value = f"{line.value / 2**20:,.1f} MiB"
     elif line.unit == "users" and line.value < 10:
         value = f"{line.value:.1f}"
     else:

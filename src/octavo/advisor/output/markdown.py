@@ -16,8 +16,9 @@ def plan_markdown(plan: Plan) -> str:
         lines += _section(section)
     if (ladder := contents.ladder(plan)) is not None:
         lines += ["## The curve to expect", "", *_table(ladder), "", _READING, ""]
-    lines += ["## The knobs, in sentences", ""]
-    lines += [line for item in contents.knob_reasons(plan) for line in _item(item)]
+    if plan.prediction is not None:
+        lines += ["## The knobs, in sentences", ""]
+        lines += [line for item in contents.knob_reasons(plan) for line in _item(item)]
     lines += ["", "## Commands for every engine", "", *_commands(plan)]
     lines += [contents.closing(plan), ""]
     return "\n".join(lines)
