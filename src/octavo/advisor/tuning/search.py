@@ -159,7 +159,7 @@ class _Search:
             self.notes.append(f"the default can't be served: {default_edge.failure}")
         first_rate = default_edge.rate or plan.first_rate
         screened = None
-        if self.screen is not None:
+        if self.screen is not None and default_edge.rate:
             self.progress("screening in the simulator")
             try:
                 screened = self.screen(

@@ -161,9 +161,11 @@ def test_what_runs_out_of_memory_is_a_result() -> None:
     assert all(one.setting in broken for one in failed)
 
 
-def test_a_default_that_fails_loses_to_what_works() -> None:
+@pytest.mark.parametrize("is_screened", [False, True])
+def test_a_default_that_fails_loses_to_what_works(is_screened: bool) -> None:
     engine = TunedEngine(broken=[SPACE.default])
-    result = searched(engine, is_screened=False)
+    result = searched(engine, is_screened=is_screened)
+    assert result.screened is None  # a simulator has nothing to be compared with
     assert result.winner != SPACE.default
     assert any("the default can't be served" in note for note in result.notes)
 
