@@ -58,7 +58,13 @@ class OctavoEngine:
         return self.arm(changes).with_flags("--enable-live-limits", name=self.name)
 
     def adjust(self, url: str, changes: Mapping[str, Any]) -> bool:
-        return httpx.post(f"{url}/limits", json=dict(changes), timeout=_ADJUST_S).is_success
+        try:
+            reply = httpx.post(
+                f"{url}/limits", json=dict(changes), timeout=_ADJUST_S, trust_env=False
+            )
+        except httpx.HTTPError:  # it has died since the last play: a new one is started
+            return False
+        return reply.is_success
 
     def recording_to(self, path: Path) -> OctavoEngine:
         return replace(self, recording=path)
@@ -133,7 +139,10 @@ def engine_named(target: str, *, model: str | None, asked: Sequence[str]) -> Tem
     elif target in _templates():
         template = _templates()[target]
     elif PORT in target:
-        program = Path(shlex.split(target)[0]).name
+        try:
+            program = Path(shlex.split(target)[0]).name
+        except ValueError as error:
+            raise ConfigError(f"--target {target!r}: {error}; check its quotes") from None
         known = _templates().get(program)
         choices = known.choices if known is not None else {}
         template = TemplateEngine(program, command=target, choices=choices)

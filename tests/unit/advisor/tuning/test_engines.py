@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from octavo.advisor.tuning.engines import OctavoEngine, TemplateEngine, engine_named, template_names
+from octavo.bench.launch import free_port
 from octavo.core.errors import ConfigError
 
 
@@ -34,6 +35,10 @@ class TestOctavo:
     def test_servers_of_the_race_can_be_adjusted(self) -> None:
         assert "--enable-live-limits" in OctavoEngine(None).adjustable_arm({}).text
         assert "--enable-live-limits" not in OctavoEngine(None).arm({}).text
+
+    def test_a_server_that_is_gone_takes_nothing(self) -> None:
+        url = f"http://127.0.0.1:{free_port()}"
+        assert not OctavoEngine(None).adjust(url, {"max_num_seqs": 8})
 
 
 class TestTemplates:
@@ -112,6 +117,7 @@ class TestTemplates:
             ("http://localhost:8000", "restart"),
             ("vlm", "neither a template"),
             ("missing.yaml", "can't be read"),
+            ("mine {port} 'x", "check its quotes"),
         ],
     )
     def test_targets_that_can_not_be(self, target: str, message: str) -> None:
