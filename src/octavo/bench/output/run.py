@@ -245,7 +245,7 @@ def without_keys(command: str) -> str:
     """A command line as it may be kept and shown: what --api-key, --hf-token and --header give is
     left out.
     """
-    command = re.sub(r"(--(?:api-key|hf-token)[= ])('[^']*'|[^\s'\"]+)", r"\1…", command)
+    command = re.sub(r"(--(?:api[-_]key|hf[-_]token)[= ])('[^']*'|[^\s'\"]+)", r"\1…", command)
     command = re.sub(r"(--header[= ])'([^'=]+=)[^']*'", r"\1'\2…'", command)
     return re.sub(r"(--header[= ])([^\s'\"=]+=)[^\s'\"]+", r"\1\2…", command)
 
