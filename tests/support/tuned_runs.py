@@ -36,6 +36,7 @@ def tuned(*, is_flat: bool = False, engine: Any = None, broken: bool = False, **
             slo=parse_slo("attain(ttft<250ms & tpot<40ms) >= 0.9"),
             budget_s=1200.0,
             folder=Path("."),
+            load_flags="--workload chat",
         ),
         target=Target(base_url="http://x/v1", model="m", engine="octavo", version="1.0"),
         result=result,

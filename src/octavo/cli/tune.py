@@ -100,6 +100,9 @@ def tune(
     from octavo.machine import usable_cpus
 
     load = workload_named(workload).scaled(number("--scale", scale))
+    load_flags = f"--workload {shlex.quote(workload)}"
+    if number("--scale", scale) != 1:
+        load_flags += f" --scale {shlex.quote(scale)}"
     promise, budget_s = parse_slo(slo), seconds(budget)
     spec = None
     engine: OctavoEngine | TemplateEngine
@@ -117,6 +120,8 @@ def tune(
         engine = engine_named(str(target), model=model_argument, asked=knob or ())
         space, base = engine.space, {}
     folder = new_folder(out or _folder_name(), overwrite=overwrite)
+    path = output or folder / "best.yaml"
+    _make_room_for(path)
     wish = Wish(
         engine=engine,
         space=space,
@@ -124,11 +129,11 @@ def tune(
         slo=promise,
         budget_s=budget_s,
         folder=folder,
+        load_flags=load_flags,
         seed=seed,
         spec=spec,
     )
     tuned = tune(wish, lambda words: print(f"{words} ...", file=sys.stderr, flush=True))
-    path = output or folder / "best.yaml"
     command = without_keys(shlex.join(["octavo", *sys.argv[1:]]))
     write_config(path, tuned, base)
     for note in write_results(folder, tuned, command=command, config=str(path)):
@@ -143,6 +148,16 @@ def _folder_name() -> Path:
     from datetime import datetime
 
     return Path(f"octavo-tune-{datetime.now():%Y%m%d-%H%M%S}")
+
+
+def _make_room_for(path: Path) -> None:
+    """Its folder, before anything takes time. Raises ConfigError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {path.parent} of --output can't be made ({error.strerror}): name another"
+        ) from None
 
 
 def _spec(config: ModelConfig) -> ModelSpec | None:

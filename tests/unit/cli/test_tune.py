@@ -73,12 +73,26 @@ def test_what_the_user_set_is_not_tuned_and_is_in_the_config(
     assert (values["max-num-seqs"], values["threads"]) == (16, 2)
 
 
-def test_keys_stay_out_of_files(wishes: list[Wish], tmp_path: Path) -> None:
-    assert (
-        main(["tune", "m", "--slo", SLO, "--no-simulate", "--hf-token", "hush", "--out", "x"]) == 0
-    )
+@pytest.mark.parametrize("flag", ["--hf-token", "--hf_token"])
+def test_keys_stay_out_of_files(
+    wishes: list[Wish], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    words = ["tune", "m", "--slo", SLO, "--no-simulate", flag, "hush", "--out", "x"]
+    monkeypatch.setattr("sys.argv", ["octavo", *words])
+    assert main(words) == 0
     for path in (tmp_path / "x").iterdir():
         assert "hush" not in path.read_text(), path
+
+
+def test_the_check_gets_the_workload_that_was_asked_for(
+    wishes: list[Wish], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tune", "m", "--slo", SLO, "--no-simulate", "--workload", "rag", "--scale", "1/4"]
+    assert main([*words, "--out", "run", "-o", "new/folder/best.yaml"]) == 0
+    text = capsys.readouterr().out
+    assert "to serve: octavo serve --config new/folder/best.yaml\n" in text
+    assert '"tuned=octavo --config new/folder/best.yaml" --b "octavo m" --workload rag' in text
+    assert "--workload rag --scale 1/4 --rate" in text
 
 
 def test_another_engine(wishes: list[Wish], tmp_path: Path) -> None:
@@ -114,6 +128,7 @@ def test_json_is_for_programs(wishes: list[Wish], capsys: pytest.CaptureFixture[
     [
         (["--slo", "fast"], "can't be read"),
         (["--slo", SLO, "--budget", "soon"], "--budget must be a time"),
+        (["--slo", SLO, "-o", "/dev/null/best.yaml"], "can't be made"),
         (["--slo", SLO, "--knob", "max_num_sequences=1,2"], "did you mean"),
         (["--slo", SLO, "--target", "vlm"], "neither a template"),
         (["--slo", SLO, "--target", "vllm", "--threads", "2"], "for Octavo"),

@@ -66,6 +66,7 @@ def write_results(folder: Path, tuned: Tuned, *, command: str, config: str) -> l
     pictures = _pictures(tuned) if can_draw() else []
     for picture in pictures:
         (folder / f"{picture.name}.png").write_bytes(picture.png)
+    check = words.check_command(tuned, config)
     parts: dict[str, Any] = {
         "title": words.title_of(tuned),
         "verdict": words.verdict_of(tuned),
@@ -74,8 +75,8 @@ def write_results(folder: Path, tuned: Tuned, *, command: str, config: str) -> l
         "tables": words.tables_of(tuned),
         "facts": [
             ("command", command),
-            ("served with", f"octavo serve --config {config}"),
-            ("to check", words.check_command(tuned, config)),
+            ("to serve", words.serve_command(tuned, config)),
+            *([("to check", check)] if check else []),
             *words.facts_of(tuned),
             ("octavo", octavo.__version__),
         ],

@@ -62,8 +62,8 @@ _SURROUNDINGS_SHARE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What is asked for. space: before pruning. spec: of the model, for the simulator; None to do
-    without it.
+    """What is asked for. space: before pruning. load_flags: the workload, as a command line has it.
+    spec: of the model, for the simulator; None to do without it.
     """
 
     engine: OctavoEngine | TemplateEngine
@@ -72,6 +72,7 @@ class Wish:
     slo: Slo
     budget_s: float
     folder: Path
+    load_flags: str
     seed: int = 0
     spec: ModelSpec | None = None
 

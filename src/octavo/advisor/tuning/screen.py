@@ -21,15 +21,10 @@ def tune_lines(tuned: Tuned, *, config: str, folder: str) -> list[str]:
     lines = [words.title_of(tuned), *_wrapped(words.verdict_of(tuned))]
     if promise := words.promise_of(tuned, result.winner):
         lines += _wrapped(promise, indent="  ")
-    end = [
-        f"to serve: octavo serve --config {config}"
-        if tuned.wish.engine.name == "octavo"
-        else f"to serve: {words.started_as(tuned, result.space.changes(result.winner))}",
-        f"to check: {words.check_command(tuned, config)}",
-        f"all trials and the report: {folder}",
-    ]
-    if result.is_default_best or tuned.wish.engine.name != "octavo":
-        del end[1]
+    end = [f"to serve: {words.serve_command(tuned, config)}"]
+    if check := words.check_command(tuned, config):
+        end.append(f"to check: {check}")
+    end.append(f"all trials and the report: {folder}")
     rest = [*_finalists(tuned), *_effects(tuned), *_counts(tuned)]
     rest += [line for note in words.notes_of(tuned) for line in _wrapped(f"note: {note}")]
     room = max(0, MOST_LINES - len(lines) - len(end))

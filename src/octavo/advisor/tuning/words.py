@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from octavo.advisor.tuning.engines import OctavoEngine
 from octavo.advisor.tuning.final import Gain
 from octavo.advisor.tuning.objective import FIGURES, Measurement
 from octavo.advisor.tuning.run import Tuned
@@ -63,13 +65,23 @@ def promise_of(tuned: Tuned, setting: Setting) -> str:
     return f"at {number(tuned.result.common_rate)} requests/s, against the default: {effects}"
 
 
+def serve_command(tuned: Tuned, config: str) -> str:
+    """What serves the winner."""
+    if isinstance(tuned.wish.engine, OctavoEngine):
+        return f"octavo serve --config {shlex.quote(config)}"
+    return started_as(tuned, tuned.result.space.changes(tuned.result.winner))
+
+
 def check_command(tuned: Tuned, config: str) -> str:
-    """What shows the promise on requests that tuning has not seen."""
+    """What shows the promise on requests that tuning has not seen; empty if nothing is promised, or
+    the engine is one that `octavo ab` does not start by a config.
+    """
     wish = tuned.wish
+    if tuned.result.is_default_best or not isinstance(wish.engine, OctavoEngine):
+        return ""
     return (
         f'octavo ab --a "tuned=octavo --config {config}" --b "{started_as(tuned, {})}" '
-        f"--workload {wish.workload.name} --rate {tuned.result.common_rate:.3g} "
-        f"--seed {_CHECK_SEED}"
+        f"{wish.load_flags} --rate {tuned.result.common_rate:.3g} --seed {_CHECK_SEED}"
     )
 
 

@@ -102,6 +102,20 @@ def test_the_config_of_another_engine_has_its_flags(tmp_path: Path) -> None:
     assert "# Started as: vllm serve org/m" in path.read_text()
 
 
+def test_another_engine_is_served_by_its_command_and_not_checked_with_octavo(
+    found: Tuned, flat: Tuned
+) -> None:
+    engine = engine_named("llama.cpp", model="m.gguf", asked=("threads=2,4",))
+    other = replace(found, wish=replace(found.wish, engine=engine))
+    other = replace(other, result=replace(other.result, space=engine.space))
+    final = replace(other.result.final, winner=(4,))
+    other = replace(other, result=replace(other.result, final=final))
+    served = words.serve_command(other, "best.yaml")
+    assert served == "llama-server -m m.gguf --port '{port}' --threads 4"
+    assert words.check_command(other, "best.yaml") == ""
+    assert words.check_command(flat, "best.yaml") == ""  # nothing is promised
+
+
 def test_the_folder_has_it_all(found: Tuned, tmp_path: Path) -> None:
     write_results(tmp_path, found, command="octavo tune", config="best.yaml")
     values = json.loads((tmp_path / "tune.json").read_text())
