@@ -165,7 +165,9 @@ def corrected(
             deployed = chosen
         lane = deployed.lane_at(deployed.load)
         worst = _worst(deployed, lane, promise)
-        rate = lane.output_rate * busy_lanes(deployed) * deployed.rate_correction
+        rate = lane.output_rate * busy_lanes(deployed)
+        if deployed.load.rate is None or not lane.is_stable:  # else as much as comes
+            rate *= deployed.rate_correction
         found.append(replace(one, deployed=deployed, capacity=deployed.capacity(promise),
                              output_rate=rate, worst=worst))  # fmt: skip
     return sorted(_ranked(found, promise), key=lambda one: one.layout != first)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -182,7 +183,7 @@ def read_traffic(
             option = None
     else:
         name = workload or "chat"
-        load, option = workload_named(name), f"--workload {name}"
+        load, option = workload_named(name), f"--workload {shlex.quote(name)}"
     if scale != 1:
         load = load.scaled(scale)
         option = option and f"{option} --scale {scale:g}"

@@ -82,6 +82,14 @@ def test_what_does_not_fit_says_by_how_much_and_chooses_no_knobs(
         assert part not in text
 
 
+def test_an_open_loop_puts_out_what_comes(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", config, "--hardware", "H100:2", *CHAT, "--rate", "4", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["prediction"]["output_rate"]["value"] == pytest.approx(1200, rel=0.01)
+    for layout in plan["layouts"]:
+        assert layout["output_rate"] == pytest.approx(1200, rel=0.01)
+
+
 def test_a_late_first_token_is_explained_by_the_prompt(
     config: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,6 +135,7 @@ def test_files_of_a_plan_and_its_workload_that_bench_reads(
     main(["plan", config, "--hardware", "H100", *lengths, "--out", str(out), "--format", "md"])
     text = capsys.readouterr().out
     assert "--workload workload.yaml" in text
+    assert "[prior]; --out DIR writes workload.yaml" in text
     assert text.strip() == (out / "plan.md").read_text().strip()
     assert json.loads((out / "plan.json").read_text())["verdict"] == "fits"
     workload = read_workload(out / "workload.yaml")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import octavo
 from octavo.advisor.estimate import NUM_DRAWS, Range
+from octavo.advisor.load_test import WORKLOAD_FILE
 from octavo.advisor.memory import GIB, Line, Memory
 from octavo.advisor.plan import Plan, Verdict
 from octavo.simulator.cost_model import Provenance
@@ -94,7 +95,9 @@ def sections(plan: Plan) -> Iterator[Section]:
         yield Section("Engine", _engines(plan), most_lines=21)
         yield Section("Knobs [prior], and what raising each does", _knobs(plan))
     if plan.load_test is not None:
-        yield Section("Load test, with what it should show [prior]", _steps(plan), most_lines=17)
+        file = "" if plan.question.traffic.option else f"; --out DIR writes {WORKLOAD_FILE}"
+        title = f"Load test, with what it should show [prior]{file}"
+        yield Section(title, _steps(plan), most_lines=17)
     if plan.pitfalls:
         items = tuple(Item(f"{f.id} {f.verdict}", f.reason) for f in plan.pitfalls)
         yield Section("Pitfalls of this case", items, most_lines=9)
