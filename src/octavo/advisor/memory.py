@@ -133,9 +133,10 @@ def account(
             *_overhead(model, layout, settings, logits_bytes),
         ]
         kv_bytes = usable - sum(line.value for line in lines[2:])
+    how = "the rest"
     if settings.kv_memory_bytes is not None:
-        kv_bytes = float(settings.kv_memory_bytes)
-    lines.append(Line("left for KV", kv_bytes, "bytes", "the rest", "specification"))
+        kv_bytes, how = float(settings.kv_memory_bytes), "as told, whatever the rest is"
+    lines.append(Line("left for KV", kv_bytes, "bytes", how, "specification"))
     return _with_kv(model, hardware, layout, settings, lengths, _Parts(
         lines, usable, weight_bytes, kv_bytes, logits_bytes
     ))  # fmt: skip

@@ -5,15 +5,21 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from octavo.advisor.choosing import layout_facts
 from octavo.advisor.engines import engines
-from octavo.advisor.rules import Kind, rule_named, rules
+from octavo.advisor.rules import Kind, matching, rule_named, rules
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat
 from octavo.core.weight_format import WEIGHT_FORMATS
 from octavo.simulator.hardware import device_names, parse_hardware
+from support.plan_scenarios import SCENARIOS, plan_of
+
+PLAIN = plan_of(SCENARIOS[0])
+"""8B in 16 bits on an L4, one user."""
 
 
 def test_each_rule_has_a_source_and_a_month() -> None:
@@ -68,3 +74,39 @@ def test_a_rule_is_explained_with_all_that_it_is() -> None:
 def test_an_unknown_rule_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"no rule 'E99'; did you mean E.*There are E1, "):
         rule_named("E99")
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        ("E5", {"trt_llm_lists": True, "generation": "blackwell", "weight_format": "nvfp4"}),
+        ("E14", {"is_gguf": True}),
+        ("F8", {"generation": "ampere", "meets_slo": False}),
+        (
+            "F9",
+            {"num_devices": 4, "ttft_limit": 500.0, "input_mean": 4e3, "prefill_share": 0.5},
+        ),
+        ("W2", {"logits_gib": 0.5}),
+        ("W5", {"num_seqs": 1000}),
+    ],
+)
+def test_rules_of_rare_cases(rule: str, changes: dict[str, object]) -> None:
+    kind = rule_named(rule).kind
+    rare = replace(PLAIN.facts, **changes)  # type: ignore[arg-type]
+    assert rule in {finding.id for finding in matching(kind, rare.as_dict())}
+    assert rule not in {finding.id for finding in matching(kind, PLAIN.facts.as_dict())}
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        ("P3", {"tp": 3}),
+        ("P4", {"pp": 33}),
+        ("P6", {"tp": 2, "quant_group": 128, "inner_size": 14_336 + 128}),
+    ],
+)
+def test_rules_of_rare_layouts(rule: str, changes: dict[str, int]) -> None:
+    plain = layout_facts(PLAIN.deployed)
+    rare = replace(plain, **changes)  # type: ignore[arg-type]
+    assert rule in {finding.id for finding in matching(Kind.LAYOUT, rare.as_dict())}
+    assert rule not in {finding.id for finding in matching(Kind.LAYOUT, plain.as_dict())}
