@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -23,7 +24,7 @@ _ALWAYS = Condition("True")
 @dataclass(frozen=True, kw_only=True)
 class LaunchFacts:
     """What commands are made of. num_queued: requests that may wait. speculates: "ngram", "head" or
-    "off". The rest as in Facts and Settings.
+    "off". The rest as in Facts and Settings. num_seqs_each: of each of `tp` data-parallel ranks.
     """
 
     model: str
@@ -46,10 +47,11 @@ class LaunchFacts:
     octavo_version: str = octavo.__version__
 
     def as_dict(self) -> dict[str, Value]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        return told | {"num_seqs_each": math.ceil(self.num_seqs / self.tp)}
 
 
-_NAMES = frozenset(field.name for field in fields(LaunchFacts))
+_NAMES = frozenset(field.name for field in fields(LaunchFacts)) | {"num_seqs_each"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ FACTS = LaunchFacts(
         (
             "vllm",
             {"tp": 8, "is_mla": True, "is_moe": True},
-            ["--data-parallel-size 8", "--enable-expert-parallel"],
+            ["--data-parallel-size 8", "--enable-expert-parallel", "--max-num-seqs 8 "],
             ["--tensor-parallel-size"],
         ),
         ("vllm", {"weight_format": "fp8"}, ["--quantization fp8"], []),
