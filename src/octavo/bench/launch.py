@@ -139,7 +139,7 @@ def started(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env=_environment(arm),
                 start_new_session=True,  # Ctrl-C reaches this process alone, which ends the group
             )
         except OSError as error:
@@ -153,6 +153,16 @@ def started(
             yield url
     finally:
         _end(process)
+
+
+def _environment(arm: Arm) -> dict[str, str]:
+    """OCTAVO_API_KEY is that of another server: one that is started here listens on this machine
+    alone, and those who measure several send no keys.
+    """
+    inherited = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if arm.is_octavo:
+        inherited.pop("OCTAVO_API_KEY", None)
+    return inherited
 
 
 def _restart(arm: Arm, folder: Path, label: str, timeout_s: float) -> None:

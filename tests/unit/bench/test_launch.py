@@ -96,6 +96,14 @@ def test_a_started_server_answers_and_ends_with_all_that_it_started(tmp_path: Pa
     assert (tmp_path / "stub.round-0.log").read_text() == "the stub begins\n"
 
 
+def test_a_key_for_another_server_is_not_asked_for_by_one_that_is_started_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OCTAVO_API_KEY", "secret")
+    assert "OCTAVO_API_KEY" not in launch._environment(parse_arm("octavo default"))
+    assert launch._environment(stub())["OCTAVO_API_KEY"] == "secret"
+
+
 def test_an_interrupted_block_ends_its_server(tmp_path: Path) -> None:
     child = tmp_path / "child"
     with pytest.raises(KeyboardInterrupt), started(stub("--child", str(child)), tmp_path):
