@@ -44,7 +44,7 @@ def bounds(
         "tpot",
         1e3 * tpot_s,
         f"{(read + context) / 1e9:.2f} GB of weights and KV are read for each token, at "
-        f"{bandwidth / 1e12:.2f} TB/s",
+        f"{_bandwidth(bandwidth)}",
     )
     prompt = max(1.0, lengths.input_mean * (1 - traffic.hit_rate))
     flops = spec.linear_flops(prompt, 1)
@@ -54,12 +54,18 @@ def bounds(
     work = (
         f"{flops / 1e12:.1f} TFLOP for {prompt:,.0f} prompt tokens at {peak / 1e12:,.0f} TFLOP/s"
         if by_flops >= by_bytes
-        else f"{read / 1e9:.2f} GB of weights are read at {bandwidth / 1e12:.2f} TB/s"
+        else f"{read / 1e9:.2f} GB of weights are read at {_bandwidth(bandwidth)}"
     )
     ttft = Bound("ttft", 1e3 * ttft_s, work)
     e2e_s = ttft_s + max(0.0, lengths.output_mean - 1) * tpot_s
     e2e = Bound("e2e", 1e3 * e2e_s, f"the two above, for {lengths.output_mean:,.0f} tokens")
     return tpot, ttft, e2e
+
+
+def _bandwidth(bytes_per_s: float) -> str:
+    if bytes_per_s >= 1e12:
+        return f"{bytes_per_s / 1e12:.2f} TB/s"
+    return f"{bytes_per_s / 1e9:.0f} GB/s"
 
 
 def forbidden(promise: Promise | None, floors: tuple[Bound, ...]) -> list[tuple[Limit, Bound]]:

@@ -88,6 +88,7 @@ def test_an_unknown_rule_is_refused_with_those_that_there_are() -> None:
         ),
         ("W2", {"logits_gib": 0.5}),
         ("W5", {"num_seqs": 1000}),
+        ("W21", {"weight_format": "int8"}),
     ],
 )
 def test_rules_of_rare_cases(rule: str, changes: dict[str, object]) -> None:
