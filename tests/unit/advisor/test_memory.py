@@ -92,6 +92,8 @@ def test_latent_kv_is_whole_on_every_device() -> None:
     fp8 = public.DEEPSEEK_V3 | {"quantization_config": {"quant_method": "fp8"}}
     found = memory_of(fp8, "H200:8", layout=Layout(8))
     assert found.kv_bytes_per_token == 70_272
+    how = next(line.how for line in found.lines if line.label == "KV of a token")
+    assert how == "61 layers x 1,152 bytes (one latent vector, whole on each of 8)"
 
 
 def test_a_pipelines_stages_keep_the_kv_of_their_layers() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 import pytest
 
 from octavo.advisor.traffic import read_traffic
@@ -67,3 +70,10 @@ def test_what_prompts_share_is_known_to_the_cache() -> None:
 def test_mistakes_are_told(options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_traffic(**options)  # type: ignore[arg-type]
+
+
+def test_a_workload_file_is_quoted_for_a_shell(tmp_path: Path) -> None:
+    path = tmp_path / "my load.yaml"
+    path.write_text("classes: [{name: one, in: {fixed: 100}, out: {fixed: 10}}]\n")
+    option = read_traffic(workload=str(path)).option
+    assert shlex.split(option or "") == ["--workload", str(path)]

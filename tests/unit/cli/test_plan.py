@@ -258,10 +258,11 @@ def test_another_opinion_stands_beside_the_plan(
     assert "You size and configure" in asked["messages"][0]["content"]  # type: ignore[index]
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://host:port"])
 def test_a_server_that_is_not_there_leaves_the_plan(
-    config: str, capsys: pytest.CaptureFixture[str]
+    config: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["plan", config, "--hardware", "H100", *CHAT, "--ask", "http://127.0.0.1:9"]
+    command = ["plan", config, "--hardware", "H100", *CHAT, "--ask", url]
     assert main(command) == 1
     captured = capsys.readouterr()
     assert "What to expect" in captured.out
