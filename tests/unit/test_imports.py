@@ -49,6 +49,13 @@ def test_what_decides_loads_no_tensors(module: str) -> None:
     assert {"torch", "transformers"}.isdisjoint(loaded)
 
 
+def test_the_command_line_loads_no_verb_before_it_is_used() -> None:
+    """Each of these would be waited for by `octavo --help` and by every other verb."""
+    loaded = run_python("import octavo.cli.main, sys; print(*sys.modules)").split()
+    waited_for = ("asyncio", "yaml", "numpy", "pydantic", "octavo.bench", "octavo.advisor")
+    assert {*waited_for, "octavo.simulator", "octavo.engine"}.isdisjoint(loaded)
+
+
 def test_the_api_process_needs_no_numpy() -> None:
     """It would take a fifth of the time to the first token."""
     code = """

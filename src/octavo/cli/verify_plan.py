@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
 import sys
@@ -63,6 +62,8 @@ def verify(
     has predictions.json, written before the measurement, costs.json for `octavo simulate`, the
     figures as verification.json and .md, and every run.
     """
+    import asyncio
+
     from octavo.bench.ab.planning import model_of
     from octavo.bench.launch import parse_arm
     from octavo.bench.output.folder import new_folder
