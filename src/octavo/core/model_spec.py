@@ -162,12 +162,14 @@ class MoESpec:
     def num_active_parameters(self, hidden_size: int) -> int:
         return self._common(hidden_size) + self.num_active * self.expert.num_parameters(hidden_size)
 
-    def num_touched_parameters(self, hidden_size: int, num_tokens: float) -> float:
-        """Of which a step of so many tokens reads the weights, if they are spread evenly over the
-        experts: if they aren't, fewer.
-        """
+    def num_touched_experts(self, num_tokens: float) -> float:
+        """That a step of so many tokens uses, if these are spread evenly: if they aren't, fewer."""
         missed: float = (1 - self.num_active / self.num_experts) ** num_tokens
-        touched = self.num_experts * (1 - missed)
+        return self.num_experts * (1 - missed)
+
+    def num_touched_parameters(self, hidden_size: int, num_tokens: float) -> float:
+        """Of which a step of so many tokens reads the weights."""
+        touched = self.num_touched_experts(num_tokens)
         return self._common(hidden_size) + touched * self.expert.num_parameters(hidden_size)
 
     def _common(self, hidden_size: int) -> int:

@@ -8,6 +8,7 @@ import json
 import math
 import random
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from octavo.core.weight_format import WeightFormat
 from octavo.simulator.cost_model import Provenance
 from octavo.simulator.hardware import CPU, Efficiency
 from octavo.simulator.roofline import Deployment
-from octavo.simulator.work import StepWork
+from octavo.simulator.work import StepWork, work_of_drafter
 
 _OPS_PER_LAYER = 14
 """That a step runs one after another in a layer, whatever its rows."""
@@ -119,18 +120,30 @@ class MeasuredCost:
                 flops = attention.flops_per_pair(is_decoding=False)
                 self._decoding[attention.window] += byte_seconds * num_bytes
                 self._chunks[attention.window] += flop_seconds * flops
+        self._experts = Counter(
+            layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoESpec)
+        )
         # Norms, rotation and sums are of the hidden state's size; the gate is of the MLP's.
         values = sum(
             _HIDDEN_OPS * spec.hidden_size + _inner_size(layer.mlp) for layer in spec.layers
         )
         self._row_seconds = speeds.value_seconds * values
         self._fixed_seconds = speeds.op_seconds * _OPS_PER_LAYER * len(spec.layers)
+        self._drafter = None
+        if deployment.drafter is not None:
+            self._drafter = MeasuredCost(
+                deployment.drafter.spec,
+                speeds,
+                replace(deployment, drafter=None),
+                host,
+                slowness=slowness,
+                attention_slowness=attention_slowness,
+            )
 
     def seconds(self, work: StepWork) -> float:
         rows = work.num_tokens
         spec = self._spec
-        touched = spec.num_touched_parameters(rows)
-        ops = touched * _at(self._matrices, rows) + self._row_seconds * rows + self._fixed_seconds
+        ops = self._product_seconds(rows) + self._row_seconds * rows + self._fixed_seconds
         if work.num_logit_rows:
             ops += spec.num_embedding_parameters * _at(self._head, work.num_logit_rows)
         attention = 0.0
@@ -141,8 +154,11 @@ class MeasuredCost:
         return self._slowness * (ops + self._attention_slowness * attention) + host
 
     def draft_seconds(self, work: StepWork) -> float:
-        """Of methods that look up what they guess: nothing beside a step."""
-        return 0.0
+        """A drafter's steps, one after another; other methods only look up what they guess."""
+        if self._drafter is None or not work.longest_draft:
+            return 0.0
+        one = work_of_drafter(work, self._drafter.windows)
+        return work.longest_draft * self._drafter.seconds(one)
 
     def draw(self, rng: random.Random) -> MeasuredCost:
         return MeasuredCost(
@@ -153,6 +169,19 @@ class MeasuredCost:
             slowness=math.exp(rng.gauss(0, _SPREAD)),
             attention_slowness=math.exp(rng.gauss(0, _ATTENTION_SPREAD)),
         )
+
+    def _product_seconds(self, rows: int) -> float:
+        """With the layers' matrices. Rows are spread over the experts that the step touches, so
+        that each of these has few.
+        """
+        touched = self._spec.num_touched_parameters(rows)
+        seconds = 0.0
+        for moe, count in self._experts.items():
+            num_touched = moe.num_touched_experts(rows)
+            weights = count * num_touched * moe.expert.num_parameters(self._spec.hidden_size)
+            touched -= weights
+            seconds += weights * _at(self._matrices, rows * moe.num_active / num_touched)
+        return seconds + touched * _at(self._matrices, rows)
 
 
 def with_more(known: MachineSpeeds, more: MachineSpeeds) -> MachineSpeeds:

@@ -21,7 +21,7 @@ from octavo.core.model_spec import (
 from octavo.core.weight_format import WEIGHT_FORMATS, WeightFormat
 from octavo.simulator.cost_model import Provenance
 from octavo.simulator.hardware import Efficiency, Hardware
-from octavo.simulator.work import AttentionWork, StepWork
+from octavo.simulator.work import StepWork, work_of_drafter
 
 _OVERLAP = 0.15
 """Of the smaller of two times, what is not hidden behind the larger: rounds the roof's edge."""
@@ -32,10 +32,21 @@ _KV = KVFormat("bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
+class Drafter:
+    """A model that guesses, in the formats of the one that it guesses for. num_own_parameters: that
+    are not the other's, too. has_own_cache: its keys and values are kept beside the other's.
+    """
+
+    spec: ModelSpec
+    num_own_parameters: int
+    has_own_cache: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """How a model is laid out on devices. tensor_parallel of them share each layer, and so many
     groups as pipeline_parallel says share the layers. matrices: the format of the layers' matrices;
-    rest: of embedding and head. kv: of the cache. drafter: a model that guesses.
+    rest: of embedding and head. kv: of the cache.
     """
 
     tensor_parallel: int = 1
@@ -43,7 +54,7 @@ class Deployment:
     matrices: WeightFormat = WEIGHT_FORMATS["bfloat16"]
     rest: WeightFormat = WEIGHT_FORMATS["bfloat16"]
     kv: KVFormat = _KV
-    drafter: ModelSpec | None = None
+    drafter: Drafter | None = None
 
 
 class Roofline:
@@ -86,7 +97,7 @@ class Roofline:
         self._drafter = None
         if deployment.drafter is not None:
             self._drafter = Roofline(
-                deployment.drafter,
+                deployment.drafter.spec,
                 hardware,
                 replace(deployment, pipeline_parallel=1, drafter=None),
                 efficiency,
@@ -102,23 +113,8 @@ class Roofline:
         """A drafter's steps, one after another; other methods only look up what they guess."""
         if self._drafter is None or not work.longest_draft:
             return 0.0
-        context = sum(one.decoding_context + one.chunk_context for one in work.attention[:1])
-        share = work.num_drafting / max(1, work.num_sequences)
-        step = StepWork(
-            num_tokens=work.num_drafting,
-            num_logit_rows=work.num_drafting,
-            num_sequences=work.num_drafting,
-            num_decoding=work.num_drafting,
-            num_drafting=0,
-            num_draft_tokens=0,
-            longest_draft=0,
-            num_new=0,
-            attention=tuple(
-                AttentionWork(window, round(context * share), 0, 0)
-                for window in self._drafter.windows
-            ),
-        )
-        return work.longest_draft * self._drafter.seconds(step)
+        one = work_of_drafter(work, self._drafter.windows)
+        return work.longest_draft * self._drafter.seconds(one)
 
     def draw(self, rng: random.Random) -> Roofline:
         efficiency = self.efficiency.draw(rng)

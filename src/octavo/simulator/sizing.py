@@ -14,7 +14,7 @@ from octavo.kvcache.sizing import decide_num_blocks
 from octavo.scheduler.settings import SchedulerSettings
 from octavo.simulator.cost_model import CostModel
 from octavo.simulator.hardware import Hardware
-from octavo.simulator.roofline import Deployment, kv_shares
+from octavo.simulator.roofline import Deployment, Drafter, kv_shares
 from octavo.simulator.work import AttentionWork, StepWork
 
 _GIB = 2**30
@@ -46,19 +46,17 @@ def size_engine(
     weight_bytes: float,
 ) -> Sized:
     """As the engine does it, but for memory that only shows when a model runs: activations, and
-    what a device's libraries take. weight_bytes: of all weights, on all devices together. Raises
-    ConfigError for what doesn't fit.
+    what a device's libraries take. weight_bytes: of the model's weights, on all devices together; a
+    drafter's come on top. Raises ConfigError for what doesn't fit.
     """
     ranks, stages = deployment.tensor_parallel, deployment.pipeline_parallel
     device = hardware.device
-    block_bytes = config.cache.block_size * round(
-        sum(
-            layer.attention.kv_bytes_per_token(deployment.kv) / kv_shares(layer.attention, ranks)
-            for layer in spec.layers
-            if layer.attention is not None
-        )
-        / stages
-    )
+    token_bytes = _token_bytes(spec, deployment) / stages
+    if (drafter := deployment.drafter) is not None:
+        weight_bytes += deployment.matrices.num_bytes(drafter.num_own_parameters)
+        if drafter.has_own_cache:  # on the devices of one stage
+            token_bytes += _token_bytes(drafter.spec, deployment)
+    block_bytes = config.cache.block_size * round(token_bytes)
     free_bytes = device.memory_bytes - weight_bytes / (ranks * stages)
     if free_bytes <= 0:
         raise ConfigError(
@@ -103,9 +101,7 @@ def size_engine(
     )
 
 
-def drafter_of(
-    config: Config, spec: ModelSpec, read: Callable[[str], ModelSpec]
-) -> ModelSpec | None:
+def drafter_of(config: Config, spec: ModelSpec, read: Callable[[str], ModelSpec]) -> Drafter | None:
     """The model that guesses: that of the first method which has one. Others only look up what
     they guess, or (medusa) guess with the target's own hidden state, and count as free.
 
@@ -114,13 +110,25 @@ def drafter_of(
     for method in config.speculation.parsed.methods:
         match method["method"]:
             case "draft_model" if isinstance(name := method.get("model"), str):
-                return read(name)
-            case "layer_skip":
+                found = read(name)
+                return Drafter(found, found.num_parameters, has_own_cache=True)
+            case "layer_skip":  # the target's own layers, which fill its cache
                 count = method.get("num_layers") or max(1, len(spec.layers) // 4)
-                return replace(spec, layers=spec.layers[:count])
+                return Drafter(replace(spec, layers=spec.layers[:count]), 0, has_own_cache=False)
             case "eagle" | "eagle3":  # one layer, and the target's head
-                return replace(spec, layers=spec.layers[:1])
+                head = replace(spec, layers=spec.layers[:1])
+                return Drafter(head, head.num_matrix_parameters, has_own_cache=True)
     return None
+
+
+def _token_bytes(spec: ModelSpec, deployment: Deployment) -> float:
+    """Of one token's keys and values in all layers, on one device of those that share them."""
+    return sum(
+        layer.attention.kv_bytes_per_token(deployment.kv)
+        / kv_shares(layer.attention, deployment.tensor_parallel)
+        for layer in spec.layers
+        if layer.attention is not None
+    )
 
 
 def _seconds_by_rows(config: Config, costs: CostModel) -> tuple[tuple[int, float], ...]:

@@ -88,6 +88,26 @@ def work_of(
     )
 
 
+def work_of_drafter(work: StepWork, windows: Sequence[int | None]) -> StepWork:
+    """Of each of a drafter's steps, in which the sequences that are guessed for get a token each.
+    windows: of the drafter. Their contexts are taken to be as long as those of the others.
+    """
+    count = work.num_drafting
+    context = sum(one.decoding_context + one.chunk_context for one in work.attention[:1])
+    seen = round(context * count / max(1, work.num_sequences))
+    return StepWork(
+        num_tokens=count,
+        num_logit_rows=count,
+        num_sequences=count,
+        num_decoding=count,
+        num_drafting=0,
+        num_draft_tokens=0,
+        longest_draft=0,
+        num_new=0,
+        attention=tuple([AttentionWork(window, seen, 0, 0) for window in windows]),
+    )
+
+
 def _attention(
     window: int | None, singles: list[int], chunks: list[tuple[int, int]]
 ) -> AttentionWork:

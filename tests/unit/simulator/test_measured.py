@@ -13,9 +13,9 @@ from octavo.core.weight_format import weight_format
 from octavo.simulator.hardware import Efficiency
 from octavo.simulator.measured import MachineSpeeds, MeasuredCost, kernel_format, with_more
 from octavo.simulator.model_configs import spec_from_config
-from octavo.simulator.roofline import Deployment
+from octavo.simulator.roofline import Deployment, Drafter
 from octavo.simulator.work import AttentionWork, StepWork
-from support.public_configs import QWEN2_5_500M
+from support.public_configs import QWEN2_5_500M, QWEN3_30B_A3B
 
 SPEC = spec_from_config(QWEN2_5_500M)
 SPEEDS = MachineSpeeds(
@@ -61,6 +61,31 @@ def test_attention_reads_the_cache_or_multiplies() -> None:
     assert cost.seconds(step(1, 0, context=1000)) - base == pytest.approx(5e-8 * token_bytes)
     flops = 24 * 4 * 14 * 64
     assert cost.seconds(step(1, 0, pairs=10**6)) - base == pytest.approx(1e-5 * flops)
+
+
+def test_each_expert_has_its_share_of_the_rows() -> None:
+    """32 rows that use 8 of 128 experts each: 112 are touched, by about two rows."""
+    spec = spec_from_config(QWEN3_30B_A3B)
+    cost = MeasuredCost(spec, SPEEDS, DEPLOYMENT, NO_HOST)
+    touched = 128 * (1 - (1 - 8 / 128) ** 32)
+    in_experts = 48 * touched * 3 * 2048 * 768
+    others = spec.num_touched_parameters(32) - in_experts
+    few, many = 2e-11 + (32 * 8 / touched - 1) / 7 * 1e-11, 12e-11
+    assert cost.seconds(step(32, 0)) == pytest.approx(in_experts * few + others * many)
+    assert cost.seconds(step(1, 0)) == pytest.approx(spec.num_active_matrix_parameters * 2e-11)
+
+
+def test_a_drafter_takes_its_steps_one_after_another() -> None:
+    small = replace(SPEC, layers=SPEC.layers[:2])
+    deployment = replace(DEPLOYMENT, drafter=Drafter(small, 0, has_own_cache=True))
+    guessing = step(20, 20)._replace(num_drafting=4, num_draft_tokens=16, longest_draft=4)
+    alone = MeasuredCost(small, SPEEDS, DEPLOYMENT, NO_HOST).seconds(step(4, 4))
+    cost = MeasuredCost(SPEC, SPEEDS, deployment, NO_HOST)
+    assert cost.draft_seconds(guessing) == pytest.approx(4 * alone)
+    assert cost.draft_seconds(step(4, 4)) == 0
+    drawn = MeasuredCost(SPEC, SPEEDS, deployment).draw(random.Random(0))
+    assert drawn.draft_seconds(guessing) > 0
+    assert MeasuredCost(SPEC, SPEEDS, DEPLOYMENT, NO_HOST).draft_seconds(guessing) == 0
 
 
 def test_draws_differ_by_some_percent() -> None:

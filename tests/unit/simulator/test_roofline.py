@@ -12,7 +12,7 @@ from octavo.core.model_spec import KVFormat
 from octavo.core.weight_format import weight_format
 from octavo.simulator.hardware import device_names, parse_hardware
 from octavo.simulator.model_configs import spec_from_config
-from octavo.simulator.roofline import Deployment, Roofline, kv_shares
+from octavo.simulator.roofline import Deployment, Drafter, Roofline, kv_shares
 from octavo.simulator.work import AttentionWork, StepWork
 from support import public_configs as public
 
@@ -141,7 +141,9 @@ def test_stages_make_no_token_sooner() -> None:
 def test_a_draft_model_takes_its_steps_one_after_another() -> None:
     small = spec_from_config(public.QWEN3_600M)
     cost = Roofline(
-        spec_from_config(public.QWEN3_32B), parse_hardware("H100"), Deployment(drafter=small)
+        spec_from_config(public.QWEN3_32B),
+        parse_hardware("H100"),
+        Deployment(drafter=Drafter(small, small.num_parameters, has_own_cache=True)),
     )
     work = decoding(8, 512)._replace(num_drafting=8, num_draft_tokens=32, longest_draft=4)
     alone = Roofline(small, parse_hardware("H100")).seconds(decoding(8, 512))

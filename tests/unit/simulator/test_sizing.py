@@ -94,19 +94,31 @@ def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speculative", "num_layers"),
+    ("speculative", "num_layers", "num_own_layers"),
     [
-        ("ngram:4", None),
-        ("medusa", None),
-        ("eagle", 1),
-        ("layer_skip", 8),
-        ('{"method": "layer_skip", "num_layers": 3}', 3),
-        ('{"model": "small"}', 2),
-        ('[{"method": "ngram"}, {"method": "draft_model", "model": "small"}]', 2),
+        ("ngram:4", None, 0),
+        ("medusa", None, 0),
+        ("eagle", 1, 1),
+        ("layer_skip", 8, 0),
+        ('{"method": "layer_skip", "num_layers": 3}', 3, 0),
+        ('{"model": "small"}', 2, 2),
+        ('[{"method": "ngram"}, {"method": "draft_model", "model": "small"}]', 2, 2),
     ],
 )
-def test_who_guesses_with_a_model_has_its_costs(speculative: str, num_layers: int | None) -> None:
+def test_who_guesses_with_a_model_has_its_costs_and_its_cache(
+    speculative: str, num_layers: int | None, num_own_layers: int
+) -> None:
     small = {"small": replace(LLAMA_8B, layers=LLAMA_8B.layers[:2])}
     config = Config.from_flat({"speculative_config": speculative})
     drafter = drafter_of(config, LLAMA_8B, small.__getitem__)
-    assert (drafter and len(drafter.layers)) == num_layers
+    assert (drafter and len(drafter.spec.layers)) == num_layers
+    sized = size("H100", config, drafter=drafter)
+    assert sized.block_bytes == 16 * 131072 * (32 + num_own_layers) // 32
+
+
+def test_the_weights_of_a_drafter_take_memory_too() -> None:
+    config = Config.from_flat({"speculative_config": '{"model": "other"}'})
+    drafter = drafter_of(config, LLAMA_8B, lambda name: LLAMA_8B)
+    left = parse_hardware("H100").device.memory_bytes - 2 * LLAMA_8B.weight_bytes(BF16, BF16)
+    sized = size("H100", config, drafter=drafter)
+    assert sized.settings.num_blocks == int(0.9 * left) // (2 * 16 * 131072)
