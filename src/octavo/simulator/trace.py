@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from octavo.core.errors import ConfigError
 from octavo.core.step import ScheduledSequence, ScheduledStep
@@ -17,10 +17,20 @@ _STEPS, _SLOTS = 1, 2  # the two groups of tracks, "processes" to the format
 _US = 1e6
 
 
+class _Decoding(NamedTuple):
+    """A piece that may go on."""
+
+    start_s: float
+    end_s: float
+    num_steps: int
+    last_step_id: int
+
+
 class StepTrace:
-    """An OnStep that writes what it sees: a track of steps, curves of what is in them, and a track
-    for each slot, in which a sequence's decoding is one piece as long as it gets a token in every
-    step.
+    """An OnStep that writes what it sees: a track of steps (of a pipeline as many as are computed
+    at once), curves of what is in them, and a track for each slot, in which a sequence's decoding
+    is one piece as long as no step leaves it out, but for those that are computed at once with its
+    own.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +42,8 @@ class StepTrace:
                 f"--trace {path} can't be written ({error.strerror}): name another file"
             ) from None
         self._prompt_tokens: dict[int, int] = {}  # by slot
-        self._decoding: dict[int, tuple[float, float, int]] = {}  # slot: start, end, tokens
+        self._decoding: dict[int, _Decoding] = {}  # by slot
+        self._track_ends: list[float] = []  # of each track of steps: when its last one ends
         self._file.write("[\n")
         for group, name in ((_STEPS, "engine"), (_SLOTS, "slots")):
             self._write({"ph": "M", "pid": group, "name": "process_name", "args": {"name": name}})
@@ -61,7 +72,7 @@ class StepTrace:
             if sequence.start >= self._prompt_tokens.get(sequence.slot, 0):
                 num_decoding += 1
                 num_drafts += 0 if sequence.draft is None else sequence.draft.length
-                self._decode(sequence, start_s, end_s)
+                self._decode(step.step_id, sequence.slot, start_s, end_s)
             else:
                 self._end_decoding(sequence.slot)
                 self._chunk(sequence, start_s, end_s)
@@ -73,7 +84,8 @@ class StepTrace:
             "drafts": num_drafts,
             "new": len(step.bindings),
         }
-        self._piece(_STEPS, 0, f"step {step.step_id}", start_s, end_s, args)
+        track = self._free_track(start_s, end_s)
+        self._piece(_STEPS, track, f"step {step.step_id}", start_s, end_s, args)
         for name, values in (
             ("sequences", {"sequences": len(step.sequences)}),
             ("tokens", {"decoding": num_decoding, "prompts": step.num_tokens - num_decoding}),
@@ -86,19 +98,26 @@ class StepTrace:
         name = f"prompt {sequence.num_tokens}"
         self._piece(_SLOTS, sequence.slot, name, start_s, end_s, args)
 
-    def _decode(self, sequence: ScheduledSequence, start_s: float, end_s: float) -> None:
-        slot = sequence.slot
+    def _decode(self, step_id: int, slot: int, start_s: float, end_s: float) -> None:
         begun = self._decoding.get(slot)
-        if begun is not None and begun[1] < start_s:  # it was left out of steps in between
+        # By steps and not by time: engines need some between two steps.
+        if begun is not None and step_id - begun.last_step_id > max(1, len(self._track_ends)):
             self._end_decoding(slot)
             begun = None
-        start, _, count = begun or (start_s, end_s, 0)
-        self._decoding[slot] = (start, end_s, count + 1)
+        first_s, count = (start_s, 0) if begun is None else (begun.start_s, begun.num_steps)
+        self._decoding[slot] = _Decoding(first_s, end_s, count + 1, step_id)
 
     def _end_decoding(self, slot: int) -> None:
         if (begun := self._decoding.pop(slot, None)) is not None:
-            start_s, end_s, count = begun
+            start_s, end_s, count, _ = begun
             self._piece(_SLOTS, slot, f"decode {count}", start_s, end_s, {"steps": count})
+
+    def _free_track(self, start_s: float, end_s: float) -> int:
+        """The first in which nothing else is computed then: pieces of a track may not overlap."""
+        ends = self._track_ends
+        track = next((i for i, end in enumerate(ends) if end <= start_s), len(ends))
+        ends[track : track + 1] = [end_s]
+        return track
 
     def _piece(
         self, group: int, track: int, name: str, start_s: float, end_s: float, args: dict[str, Any]
