@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -79,17 +80,22 @@ class Recording:
 
     def events(self) -> Iterator[Event]:
         """Raises ConfigError where the file is damaged. An end in the middle of a line is one."""
-        with self.path.open(encoding="utf-8") as lines:
+        now, planned = -math.inf, None
+        with self.path.open(encoding="utf-8", errors="replace") as lines:
             next(lines)
             for number, line in enumerate(lines, start=2):
                 if not line.endswith("\n"):
                     return  # the engine was ended while it wrote
                 try:
-                    yield _event(json.loads(line))
-                except (KeyError, TypeError, ValueError) as error:
+                    event = _event(json.loads(line))
+                    if not now <= event.at < math.inf:
+                        raise ValueError(f"{event.at} s comes after {now} s")
+                    now, planned = event.at, _planned(event.what, planned)
+                except (AttributeError, KeyError, RequestError, TypeError, ValueError) as error:
                     raise ConfigError(
                         f"{self.path}, line {number} is no event of recorded steps: {error!r}"
                     ) from None
+                yield event
 
 
 def open_recording(path: Path) -> Recording:
@@ -104,10 +110,15 @@ def open_recording(path: Path) -> Recording:
         raise ConfigError(
             f"{path} is no recording of this version: it is made by octavo serve --record-steps"
         )
-    settings = head["settings"]
-    settings["draft_lengths"] = tuple(settings["draft_lengths"])
-    settings["seconds_by_rows"] = tuple((rows, s) for rows, s in settings["seconds_by_rows"])
-    return Recording(path, SchedulerSettings(**settings))
+    try:
+        settings = head["settings"]
+        settings["draft_lengths"] = tuple(settings["draft_lengths"])
+        settings["seconds_by_rows"] = tuple((rows, s) for rows, s in settings["seconds_by_rows"])
+        return Recording(path, SchedulerSettings(**settings))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path} does not begin with a scheduler's settings ({error!r}): it is damaged"
+        ) from None
 
 
 class RecordedScheduler:
@@ -323,6 +334,20 @@ def _result(
     if values.get("accepted") is not None:
         values["accepted"] = tuple(values["accepted"])
     return SequenceOutput(slot, tuple(token_ids), **values)
+
+
+def _planned(what: object, planned: ScheduledStep | None) -> ScheduledStep | None:
+    """The step whose output comes next, after `what`. Raises ValueError for that of another."""
+    if isinstance(what, RecordedStep):
+        return what.step
+    if isinstance(what, StepFailed):
+        return None
+    if not isinstance(what, StepOutput):
+        return planned
+    wanted = None if planned is None else (planned.step_id, len(planned.sequences))
+    if wanted != (what.step_id, len(what.sequences)):
+        raise ValueError(f"the output of step {what.step_id} is not that of the step before it")
+    return None
 
 
 def _event(line: Mapping[str, Any]) -> Event:

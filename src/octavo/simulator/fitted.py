@@ -105,7 +105,7 @@ class FittedCost:
             return cls(**_from_json(values))
         except OSError as error:
             raise ConfigError(f"the fitted costs {path} can't be read: {error.strerror}") from None
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{path} has no fitted costs of this version ({error}); fit them again"
             ) from None

@@ -117,15 +117,18 @@ def _timed_steps(
                 scheduler.end(request_id, which, reason, at)
             case ForgetPrefixes():
                 scheduler.forget_prefixes()
-            case RecordedStep():
+            case RecordedStep(_, recorded):
                 if pending is not None:
                     yield *pending, at if is_busy else None
                 step, start, pending = scheduler.schedule(at), at, None
+                if step is None or step.sequences != recorded.sequences:
+                    raise ConfigError(
+                        f"{recording.path}: step {recorded.step_id} is decided otherwise now, so "
+                        "what was in it is not known; record steps with this version"
+                    )
             case StepFailed(error):
                 scheduler.fail(error, at, running_only=True)
-            case StepOutput() as output:
-                if step is None:
-                    raise ConfigError(f"{recording.path}: step {output.step_id} was not planned")
+            case StepOutput() as output if step is not None:
                 lengths = [result.num_drafts for result in output.sequences]
                 pending = work_of(step, windows, lengths), start, output, at
                 scheduler.update(output, at)

@@ -136,7 +136,19 @@ def test_a_line_that_was_cut_off_is_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [('{"at": 1.0, "nothing": 2}', "nothing"), ("{", "line 2"), ('{"add": {}}', "'at'")],
+    [
+        ('{"at": 1.0, "nothing": 2}', "nothing"),
+        ("{", "line 2"),
+        ("[]", "line 2"),
+        ('{"add": {}}', "'at'"),
+        ('{"at": NaN, "forget": true}', "nan s"),
+        ('{"at": 1.0, "add": [1]}', "line 2"),
+        ('{"at": 1.0, "output": {"step": 1, "seconds": 0, "sequences": []}}', "step 1"),
+        (
+            '{"at": 1.0, "add": {"id": "a", "seed": 0, "prompt": [1], "max_tokens": 1, "n": -1}}',
+            "n",
+        ),
+    ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, line: str, said: str) -> None:
     path = tmp_path / "steps.jsonl"
@@ -146,6 +158,33 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str, said: str) -> None:
     with pytest.raises(ConfigError, match="line 2") as caught:
         list(open_recording(path).events())
     assert said in str(caught.value)
+
+
+def test_a_time_that_falls_and_a_result_too_many_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    scheduler = recorded(path)
+    scheduler.add(make_request("a", [1, 2, 3], 1))
+    assert scheduler.schedule(2.0) is not None
+    scheduler.update(StepOutput(1, [SequenceOutput(0, (8,))]), 3.0)
+    whole = path.read_text()
+    for old, new, said in (
+        ('"at":3.0', '"at":1.5', "1.5 s comes after 2.0 s"),
+        ("[[0,[8]]]", "[[0,[8]],[1,[8]]]", "not that of the step before"),
+    ):
+        assert old in whole
+        path.write_text(whole.replace(old, new))
+        with pytest.raises(ConfigError, match=f"line 4 .*{said}"):
+            list(open_recording(path).events())
+
+
+@pytest.mark.parametrize(
+    "settings", ["null", "{}", '{"num_blocks": 1}', '{"draft_lengths": [], "seconds_by_rows": [1]}']
+)
+def test_settings_that_are_none_are_refused(tmp_path: Path, settings: str) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text(f'{{"format": 1, "settings": {settings}}}\n')
+    with pytest.raises(ConfigError, match="does not begin with a scheduler's settings"):
+        open_recording(path)
 
 
 @pytest.mark.parametrize("content", ["", "no json\n", "[]\n", json.dumps({"format": 0}) + "\n"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,9 +129,10 @@ def test_a_saved_fit_is_the_same(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     fitted.save(path)
     assert FittedCost.load(path) == fitted
-    path.write_text('{"format": 0}')
-    with pytest.raises(ConfigError, match="fit them again"):
-        FittedCost.load(path)
+    for content in ('{"format": 0}', '{"format": 1, "terms": 1}', "[]", '"text"', "{"):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match="fit them again"):
+            FittedCost.load(path)
 
 
 def test_few_steps_are_refused() -> None:
@@ -176,7 +178,10 @@ def test_recorded_steps_take_until_the_next_one_is_planned(tmp_path: Path) -> No
         while loop.has_work:
             loop.step()
             clock.move_to(clock.now + 0.002)  # what the host does between steps
-    steps = observed_steps(open_recording(path), (None,))
+    recording = open_recording(path)
+    with pytest.raises(ConfigError, match="step 1 is decided otherwise now"):
+        observed_steps(replace(recording, settings=replace(settings, block_size=2)), (None,))
+    steps = observed_steps(recording, (None,))
     assert [step.work.num_tokens for step in steps] == [4, 1, 1, 1, 1] * 2
     expected = [0.01 + 0.001 * step.work.num_tokens + 0.002 for step in steps]
     assert [step.seconds for step in steps] == pytest.approx(expected)
