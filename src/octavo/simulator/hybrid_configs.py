@@ -51,21 +51,18 @@ def _with_inner(config: ModelConfig) -> ModelConfig:
 
 
 def _types(config: ModelConfig, num_layers: int, *, every: int, other: str) -> list[str]:
-    types = config.values.get("layer_types")
+    types = config.layer_types(num_layers, (GLOBAL, other))
     if types is None:
-        return [other if (index + 1) % every else GLOBAL for index in range(num_layers)]
-    known = (GLOBAL, other)
-    if not isinstance(types, list) or len(types) != num_layers or set(types) - set(known):
-        raise config.error("layer_types", f"{num_layers} of {' and '.join(known)}")
+        types = [other if (index + 1) % every else GLOBAL for index in range(num_layers)]
     return types
 
 
 def granite_hybrid(family: str, config: ModelConfig) -> ModelSpec:
     """Granite 4: Mamba 2 in most layers, attention in the others, an MLP in all."""
     shape = DecoderShape.read(config)
-    types = config.values.get("layer_types")
     names = {"mamba": False, "linear_attention": False, "attention": True, GLOBAL: True}
-    if not isinstance(types, list) or len(types) != shape.num_layers or set(types) - set(names):
+    types = config.layer_types(shape.num_layers, tuple(names))
+    if types is None:
         raise config.error("layer_types", f"{shape.num_layers} of {', '.join(names)}")
     heads = config.integer("mamba_n_heads", 128)
     head_dim = config.values.get("mamba_d_head", "auto")
@@ -101,7 +98,9 @@ def nemotron(family: str, config: ModelConfig) -> ModelSpec:
     kinds |= {"mlp": "-", "moe": "E"}
     named = config.values.get("layers_block_type") or config.values.get("layer_types")
     pattern = config.values.get("hybrid_override_pattern")
-    letters = list(pattern) if isinstance(pattern, str) else [kinds.get(n, "") for n in named or ()]
+    letters = list(pattern) if isinstance(pattern, str) else []
+    if not letters and isinstance(named, list):
+        letters = [kinds.get(str(one), "") for one in named]
     if not letters or len(letters) > MAX_LAYERS or set(letters) - set(kinds.values()):
         raise config.error("hybrid_override_pattern", "one of M, *, - and E for each layer")
     recurrent, recurrent_vectors = _mamba2(config, hidden)

@@ -58,6 +58,8 @@ def gpt_oss_experts(config: ModelConfig, hidden: int, index: int) -> Feed:
 def qwen_experts(config: ModelConfig, hidden: int, index: int) -> Feed:
     step = config.integer("decoder_sparse_step", 1)
     dense_layers = config.values.get("mlp_only_layers") or []
+    if not isinstance(dense_layers, list):
+        raise config.error("mlp_only_layers", "a list of layers")
     if index in dense_layers or (index + 1) % step:
         return dense(config, hidden, index)
     moe = experts(config, "moe_intermediate_size")

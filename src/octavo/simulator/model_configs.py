@@ -66,7 +66,7 @@ def known_families() -> tuple[str, ...]:
 def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Its part of the config of a model that has other parts, too."""
     inner = config.get("text_config")
-    if not isinstance(inner, Mapping) or inner.get("model_type") not in _FAMILIES:
+    if not isinstance(inner, Mapping) or str(inner.get("model_type")) not in _FAMILIES:
         return config
     tied = config.get("tie_word_embeddings")
     return inner if tied is None else {"tie_word_embeddings": tied, **inner}

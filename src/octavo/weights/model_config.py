@@ -59,12 +59,13 @@ class ModelConfig:
                     " without it"
                 )
 
-    def layer_types(self, num_layers: int) -> list[str] | None:
-        """One of "full_attention" and "sliding_attention" for each layer, if the config has any."""
+    def layer_types(
+        self, num_layers: int, known: tuple[str, ...] = ("full_attention", "sliding_attention")
+    ) -> list[str] | None:
+        """One of `known` for each layer, if the config has any."""
         types = self.values.get("layer_types")
         if types is None:
             return None
-        known = ("full_attention", "sliding_attention")
         if (
             not isinstance(types, list)
             or len(types) != num_layers

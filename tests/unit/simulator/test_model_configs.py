@@ -122,6 +122,34 @@ def test_unknown_families_are_named() -> None:
         spec_from_config({"model_type": "llama"})
 
 
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        ("nemotron_h", "hybrid_override_pattern"),
+        ("granitemoehybrid", "layer_types"),
+        ("qwen3_next", "layer_types"),
+        ("qwen3_moe", "mlp_only_layers"),
+        ("gpt_oss", "layer_types"),
+        ("llama", "model_type"),
+    ],
+)
+@pytest.mark.parametrize("value", [7, [7], [["mamba"]], {"a": 1}, "text"])
+def test_values_of_another_kind_are_refused(family: str, key: str, value: object) -> None:
+    config = _SMALL | _MORE.get(family, {}) | {"model_type": family, key: value}
+    if key == "hybrid_override_pattern":
+        config |= {"layers_block_type": value}
+    if key == "mlp_only_layers" and isinstance(value, list):  # of layers that aren't there
+        assert len(spec_from_config(config).layers) == 4
+        return
+    with pytest.raises(ConfigError, match=r"config\.json: "):
+        spec_from_config(config)
+
+
+def test_a_model_type_of_another_kind_is_none() -> None:
+    with pytest.raises(ConfigError, match="model type"):
+        spec_from_config({"text_config": {"model_type": ["llama"]}})
+
+
 def test_old_and_new_names_of_the_hybrid_pattern() -> None:
     small = _SMALL | _MORE["nemotron_h"] | {"model_type": "nemotron_h"}
     small |= {"head_dim": 16, "mamba_head_dim": 64, "ssm_state_size": 16, "n_routed_experts": 8}
