@@ -259,6 +259,7 @@ def _engine(
     """What is simulated, and how the run's folder names it. Raises ConfigError."""
     from octavo.advisor.model import read_model
     from octavo.bench.output.run import Served
+    from octavo.core.weight_format import quantized_formats
     from octavo.simulator.hardware import parse_hardware
     from octavo.simulator.roofline import Deployment
     from octavo.simulator.sizing import drafter_of, kv_format, size_engine
@@ -268,13 +269,17 @@ def _engine(
     def read(name: str, weights: str | None = None, revision: str | None = None) -> PlannedModel:
         return read_model(_path_of(name), weights=weights, revision=revision, token=asked.hf_token)
 
-    model = read(asked.model, weights or asked.quantization, asked.revision)
+    model = read(asked.model, weights, asked.revision)
+    matrices, rest, weight_bytes = model.matrices, model.rest, model.weight_bytes
+    if weights is None and asked.quantization is not None:
+        matrices, rest = quantized_formats(asked.quantization)
+        weight_bytes = model.spec.weight_bytes(matrices, rest)
     devices = parse_hardware(hardware)
     deployment = Deployment(
         tensor_parallel=tensor_parallel or max(1, devices.count // pipeline_parallel),
         pipeline_parallel=pipeline_parallel,
-        matrices=model.matrices,
-        rest=model.rest,
+        matrices=matrices,
+        rest=rest,
         kv=kv_format(config),
         drafter=drafter_of(config, model.spec, lambda name: read(name).spec),
     )
@@ -286,7 +291,7 @@ def _engine(
             f"{pipeline_parallel}; make them equal"
         )
     model_costs = _costs(costs, model.spec, devices, deployment)
-    sized = size_engine(config, model.spec, devices, deployment, model_costs, model.weight_bytes)
+    sized = size_engine(config, model.spec, devices, deployment, model_costs, weight_bytes)
     served = Served(
         base_url="",
         model=model.name,

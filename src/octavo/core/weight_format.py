@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from octavo.core.dtypes import QUANTIZATIONS
 from octavo.core.errors import ConfigError
 
 
@@ -55,3 +56,15 @@ def weight_format(name: str) -> WeightFormat:
         known = ", ".join((*WEIGHT_FORMATS, *_ALIASES))
         raise ConfigError(f"no weight format {name!r} is known; use one of {known}")
     return found
+
+
+def quantized_formats(quantization: str) -> tuple[WeightFormat, WeightFormat]:
+    """Of the layers' matrices, and of embedding and head, where Octavo quantizes weights as it
+    loads them: in blocks like these of GGUF, whose scales larger groups repeat.
+
+    quantization: a key of `QUANTIZATIONS`.
+    """
+    made, of_8_bits = QUANTIZATIONS[quantization], WEIGHT_FORMATS["Q8_0"]
+    if made.bits == 8:
+        return of_8_bits, of_8_bits
+    return WEIGHT_FORMATS["Q4_0" if made.is_symmetric else "Q4_1"], of_8_bits

@@ -6,14 +6,14 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from octavo.core.clock import Clock
-from octavo.core.errors import EngineDeadError, InvariantError, RequestError
+from octavo.core.errors import EngineDeadError, InvariantError
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import EngineStats, TokenDelta
 from octavo.executor.base import Executor, PendingStep, StepFailedError
-from octavo.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from octavo.engine.recording import RecordedScheduler
+    from octavo.scheduler.scheduler import Scheduler
 
 
 class EngineLoop:
@@ -48,11 +48,7 @@ class EngineLoop:
         self._scheduler.forget_prefixes()
 
     def set_limits(self, max_num_seqs: int | None, max_num_batched_tokens: int | None) -> None:
-        """Raises RequestError if that can't be, or if steps are recorded: a recording has one
-        scheduler's settings.
-        """
-        if not isinstance(self._scheduler, Scheduler):
-            raise RequestError("limits don't change while steps are recorded", status=409)
+        """Raises RequestError for what can't be."""
         self._scheduler.set_limits(max_num_seqs, max_num_batched_tokens)
 
     @property

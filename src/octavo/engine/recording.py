@@ -160,6 +160,10 @@ class RecordedScheduler:
         self._write({"at": self._clock(), "forget": True})
         self._scheduler.forget_prefixes()
 
+    def set_limits(self, max_num_seqs: int | None, max_num_batched_tokens: int | None) -> None:
+        """Raises RequestError: a recording has one scheduler's settings."""
+        raise RequestError("limits don't change while steps are recorded", status=409)
+
     def schedule(self, now: float) -> ScheduledStep | None:
         step = self._scheduler.schedule(now)
         if step is not None:

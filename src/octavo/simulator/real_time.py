@@ -7,7 +7,7 @@ import math
 from octavo.config import Config
 from octavo.core.model_spec import ModelSpec
 from octavo.core.step import SlotBinding
-from octavo.core.weight_format import WeightFormat, weight_format
+from octavo.core.weight_format import WeightFormat, quantized_formats, weight_format
 from octavo.simulator.clock import RealClock
 from octavo.simulator.executor import SimulatedExecutor, uniform
 from octavo.simulator.hardware import parse_hardware
@@ -32,20 +32,20 @@ def real_time_executor(
     hardware = parse_hardware(config.backend.simulate or "")
     spec = spec_from_config(checkpoint.config)
     stored = stored_format(checkpoint, spec)
-    matrices = stored
+    matrices = rest = stored
     if config.model.quantization is not None:
-        matrices = weight_format(config.model.quantization.partition("-")[0])
+        matrices, rest = quantized_formats(config.model.quantization)
     deployment = Deployment(
         tensor_parallel=hardware.count,
         matrices=matrices,
-        rest=stored,
+        rest=rest,
         kv=kv_format(config),
         drafter=drafter_of(
             config, spec, lambda name: spec_from_config(open_checkpoint(name).config)
         ),
     )
     costs = Roofline(spec, hardware, deployment)
-    weight_bytes = spec.weight_bytes(matrices, stored)
+    weight_bytes = spec.weight_bytes(matrices, rest)
     sized = size_engine(config, spec, hardware, deployment, costs, weight_bytes)
     executor = SimulatedExecutor(
         costs,

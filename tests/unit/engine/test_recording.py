@@ -10,10 +10,13 @@ import pytest
 from octavo.core.errors import ConfigError, RequestError
 from octavo.core.request import FinishReason
 from octavo.core.step import SequenceOutput, StepOutput
+from octavo.engine.loop import EngineLoop
 from octavo.engine.messages import Add, End, ForgetPrefixes
 from octavo.engine.recording import RecordedScheduler, RecordedStep, StepFailed, open_recording
 from octavo.scheduler.settings import SchedulerSettings
 from octavo.simulator.clock import VirtualClock
+from octavo.simulator.executor import SimulatedExecutor
+from support.simulated import LinearCosts
 from support.truth import make_request
 
 SETTINGS = SchedulerSettings(
@@ -198,6 +201,14 @@ def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
 def test_a_file_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--record-steps"):
         recorded(tmp_path / "nowhere" / "steps.jsonl")
+
+
+def test_limits_stay_while_steps_are_recorded(tmp_path: Path) -> None:
+    executor = SimulatedExecutor(LinearCosts(), VirtualClock(), num_blocks=SETTINGS.num_blocks)
+    loop = EngineLoop(recorded(tmp_path / "steps.jsonl"), executor, VirtualClock())
+    with pytest.raises(RequestError, match="while steps are recorded") as caught:
+        loop.set_limits(1, None)
+    assert caught.value.status == 409
 
 
 def test_a_recording_that_fails_later_does_not_end_the_engine(
