@@ -60,7 +60,7 @@ class StepTimes:
             for w in self._windows
         )
         return self._seconds(
-            StepWork(rows, rows, batch, batch, batch, batch * guesses, guesses, 0, attention)
+            StepWork(rows, rows, batch, batch, batch * guesses, guesses, 0, attention)
         )
 
     def _interpolated(self, batch: float, chunk: int) -> float:
@@ -88,9 +88,7 @@ class StepTimes:
         rows = batch + chunk
         sequences = batch + (1 if chunk else 0)
         return self._seconds(
-            StepWork(
-                max(1, rows), batch + bool(chunk), max(1, sequences), batch, 0, 0, 0, 0, attention
-            )
+            StepWork(max(1, rows), batch + bool(chunk), max(1, sequences), 0, 0, 0, 0, attention)
         )
 
 

@@ -144,7 +144,6 @@ def _decoding(rows: int, costs: CostModel) -> StepWork:
         num_tokens=rows,
         num_logit_rows=rows,
         num_sequences=rows,
-        num_decoding=rows,
         num_drafting=0,
         num_draft_tokens=0,
         longest_draft=0,

@@ -24,7 +24,7 @@ class AttentionWork(NamedTuple):
 
 class StepWork(NamedTuple):
     """num_tokens: rows of the forward pass, guessed tokens among them. num_logit_rows: whose logits
-    are needed. num_sequences: that have rows; num_decoding of these have one, guesses apart.
+    are needed. num_sequences: that have rows.
 
     num_drafting: sequences that tokens are guessed for; num_draft_tokens: these, and
     longest_draft: of the longest. num_new: sequences that took a slot. attention: for each window
@@ -34,7 +34,6 @@ class StepWork(NamedTuple):
     num_tokens: int
     num_logit_rows: int
     num_sequences: int
-    num_decoding: int
     num_drafting: int
     num_draft_tokens: int
     longest_draft: int
@@ -50,12 +49,11 @@ def work_of(
     """windows: of the model (`ModelSpec.windows`). draft_lengths: of each sequence of the step, how
     many tokens were guessed for it; None: as many as were asked for.
     """
-    num_logit_rows = num_decoding = num_drafting = num_draft_tokens = longest_draft = 0
+    num_logit_rows = num_drafting = num_draft_tokens = longest_draft = 0
     singles: list[int] = []  # contexts of sequences with one row, its own token included
     chunks: list[tuple[int, int]] = []  # first position and rows of the others
     for index, (_, start, num_tokens, _, samples, draft) in enumerate(step.sequences):
         if num_tokens == 1 and draft is None:  # most of them
-            num_decoding += 1
             num_logit_rows += samples
             singles.append(start + 1)
             continue
@@ -69,8 +67,6 @@ def work_of(
                     longest_draft = guesses
         if samples:
             num_logit_rows += 1 + guesses
-        if num_tokens == 1:
-            num_decoding += 1
         if num_tokens + guesses == 1:
             singles.append(start + 1)
         else:
@@ -79,7 +75,6 @@ def work_of(
         num_tokens=step.num_tokens + num_draft_tokens,
         num_logit_rows=num_logit_rows,
         num_sequences=len(step.sequences),
-        num_decoding=num_decoding,
         num_drafting=num_drafting,
         num_draft_tokens=num_draft_tokens,
         longest_draft=longest_draft,
@@ -99,7 +94,6 @@ def work_of_drafter(work: StepWork, windows: Sequence[int | None]) -> StepWork:
         num_tokens=count,
         num_logit_rows=count,
         num_sequences=count,
-        num_decoding=count,
         num_drafting=0,
         num_draft_tokens=0,
         longest_draft=0,

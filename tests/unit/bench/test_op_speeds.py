@@ -62,5 +62,5 @@ def test_a_model_that_is_not_here_has_costs() -> None:
         matrices=weight_format("q4_0"), rest=weight_format("q8_0"), kv=KVFormat("bfloat16")
     )
     cost = measured_cost(spec_from_config(QWEN2_5_500M), deployment)
-    one = StepWork(1, 1, 1, 1, 0, 0, 0, 0, (AttentionWork(None, 100, 0, 0),))
+    one = StepWork(1, 1, 1, 0, 0, 0, 0, (AttentionWork(None, 100, 0, 0),))
     assert cost.seconds(one._replace(num_tokens=64)) > cost.seconds(one) > 1e-4

@@ -42,7 +42,6 @@ def work(rng: random.Random) -> StepWork:
         num_tokens=decoding + chunk,
         num_logit_rows=decoding + (chunk > 0),
         num_sequences=decoding + (chunk > 0),
-        num_decoding=decoding,
         num_drafting=0,
         num_draft_tokens=0,
         longest_draft=0,
@@ -143,9 +142,9 @@ def test_few_steps_are_refused() -> None:
 def test_guesses_have_their_own_costs() -> None:
     steps = []
     for step in observed(300, 0.1, seed=10):
-        guesses = step.work.num_decoding * 3
+        guesses = step.work.num_sequences * 3
         drafting = step.work._replace(
-            num_drafting=step.work.num_decoding, num_draft_tokens=guesses, longest_draft=3
+            num_drafting=step.work.num_sequences, num_draft_tokens=guesses, longest_draft=3
         )
         steps.append(ObservedStep(drafting, step.seconds, 0.002 * 3 + 0.0001 * guesses))
     fitted = fit(steps, SPEC, KV)

@@ -35,7 +35,7 @@ DEPLOYMENT = Deployment(matrices=weight_format("q4_0"), rest=weight_format("q8_0
 
 def step(rows: int, logit_rows: int, *, context: int = 0, pairs: int = 0) -> StepWork:
     attention = AttentionWork(None, context, 0, pairs)
-    return StepWork(rows, logit_rows, 1, 1, 0, 0, 0, 0, (attention,))
+    return StepWork(rows, logit_rows, 1, 0, 0, 0, 0, (attention,))
 
 
 @pytest.mark.parametrize(

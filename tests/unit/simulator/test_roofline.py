@@ -21,12 +21,12 @@ def decoding(batch: int, context: int, *, windows: tuple[int | None, ...] = (Non
     attention = [
         AttentionWork(window, batch * min(context, window or context), 0, 0) for window in windows
     ]
-    return StepWork(batch, batch, batch, batch, 0, 0, 0, 0, tuple(attention))
+    return StepWork(batch, batch, batch, 0, 0, 0, 0, tuple(attention))
 
 
 def prompt(tokens: int) -> StepWork:
     attention = AttentionWork(None, 0, tokens, tokens * (tokens + 1) // 2)
-    return StepWork(tokens, 1, 1, 0, 0, 0, 0, 1, (attention,))
+    return StepWork(tokens, 1, 1, 0, 0, 0, 1, (attention,))
 
 
 def milliseconds(config: dict[str, Any], hardware: str, work: StepWork, **deployment: Any) -> float:

@@ -28,7 +28,6 @@ def test_a_step_of_prompts_decoding_and_guesses() -> None:
         num_tokens=8 + 4 + 1 + 4,
         num_logit_rows=1 + 1 + 4,
         num_sequences=4,
-        num_decoding=2,
         num_drafting=1,
         num_draft_tokens=3,
         longest_draft=3,
