@@ -208,8 +208,8 @@ def test_a_server_that_became_slower_lies_outside(tmp_path: Path) -> None:
 def test_what_is_shown(found: tuple[Verification, Path]) -> None:
     verification, _ = found
     lines = verification_lines(verification)
-    assert max(map(len, lines)) <= 130
-    assert lines[2].startswith(f"{CHAT.name[:16]} 30%")
+    assert max(map(len, lines[:4])) <= 106
+    assert lines[2].startswith(f"{CHAT.name[:10]} 30%")
     markdown = verification_markdown(verification)
     assert markdown.count("| TPOT p50, ms |") == 2
     assert markdown.count("\n| ") == verification.num_covered()[1]

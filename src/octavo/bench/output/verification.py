@@ -24,27 +24,29 @@ _AIMS: Mapping[Figure, float] = {TTFT: 0.20, TPOT: 0.10, THROUGHPUT: 0.05}
 """The largest error that is as good as a plan needs."""
 _AIMED_COVERAGE = (0.80, 0.97)
 _SHOWN = (TTFT, TPOT, THROUGHPUT)
+_LABEL, _PREDICTED, _MEASURED = 16, 18, 12
 
 
 def verification_lines(found: Verification) -> list[str]:
-    """Predicted with its interval, measured, error; then what it comes to."""
-    heads = [f"{figure.name} ({figure.unit})" for figure in _SHOWN]
-    lines = [f"{'':<24}" + "".join(f"{head:<34}" for head in heads)]
-    lines.append(f"{'workload, load':<24}" + f"{'predicted':<19}{'measured':<15}" * len(_SHOWN))
+    """Predicted with its interval, measured, error; then what it comes to. "!" is outside."""
+    heads = [f"{figure.name}, {figure.unit}" for figure in _SHOWN]
+    lines = [
+        " " * _LABEL + "".join(f"{head:<{_PREDICTED + _MEASURED}}" for head in heads),
+        f"{'load':<{_LABEL}}"
+        + f"{'predicted':<{_PREDICTED}}{'measured':<{_MEASURED}}" * len(_SHOWN),
+    ]
     for one in found.verified:
         rows = {figure: (predicted, measured) for figure, predicted, measured in one.rows()}
-        line = f"{_load(one.prediction):<24}"
+        line = f"{_load(one.prediction):<{_LABEL}}"
         for figure in _SHOWN:
+            cells = ("-", "-")
             if figure in rows:
                 predicted, measured = rows[figure]
                 mark = " " if is_inside(predicted, measured) else "!"
-                line += f"{_short(predicted):<19}"
-                line += f"{number(measured)}{mark} {_percent(measured / predicted.value - 1):<8}"
-                line = line.ljust(24 + 34 * (1 + _SHOWN.index(figure)))
-            else:
-                line += f"{'-':<34}"
-        lines.append(line.rstrip())
-    return [*lines, "", *summary(found)]
+                cells = _short(predicted), f"{number(measured)}{mark}{_error(*rows[figure]):+.0%}"
+            line += f"{cells[0]:<{_PREDICTED}}{cells[1]:<{_MEASURED}}"
+        lines.append(line)
+    return [line.rstrip() for line in (*lines, "", *summary(found))]
 
 
 def summary(found: Verification) -> list[str]:
@@ -97,7 +99,7 @@ def verification_markdown(found: Verification) -> str:
                 number(predicted.value),
                 f"{number(predicted.low or 0)} to {number(predicted.high or 0)}",
                 f"{number(measured)}{inside}",
-                _percent(measured / predicted.value - 1),
+                _percent(_error(predicted, measured)),
             )
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", *(f"- {line}" for line in summary(found))]) + "\n"
@@ -126,11 +128,15 @@ def _point_json(one: Verified) -> dict[str, Any]:
 
 
 def _load(prediction: Prediction) -> str:
-    return f"{prediction.workload[:16]} {prediction.load:.0%}"
+    return f"{prediction.workload[:10]} {prediction.load:.0%}"
 
 
 def _short(estimate: Estimate) -> str:
     return f"{number(estimate.value)} [{number(estimate.low or 0)}, {number(estimate.high or 0)}]"
+
+
+def _error(predicted: Estimate, measured: float) -> float:
+    return measured / predicted.value - 1
 
 
 def _percent(share: float) -> str:
