@@ -31,6 +31,8 @@ _FINAL_SHARE = 0.55
 _AROUND_SHARE = 0.15
 _RACE_SIZES = (48, 32, 24, 16, 12, 8, 6, 4, 3, 2)
 _PLAYS_OF_AN_EDGE = 2.5
+_PLAYS_OF_THE_DEFAULT = 4
+"""At most: the final finds its edge again, on other seeds."""
 _FIRST_BAR = 1.1
 """The first rung's rate over the default's edge: most settings should be near theirs."""
 
@@ -153,7 +155,7 @@ class _Search:
         default_edge = find_edge(
             lambda rate: self.play(default, Load(rate, plan.seed, short_s)),
             plan.first_rate,
-            most_plays=6,
+            most_plays=_PLAYS_OF_THE_DEFAULT,
         )
         if not default_edge.rate:
             self.notes.append(f"the default can't be served: {default_edge.failure}")

@@ -33,7 +33,7 @@ _WARM_UP_SEED = 1_000_003
 _NUM_WARM_UPS = 8
 _PROBE_USERS, _PROBE_REQUESTS = 8, 32
 _PROBE_SEED = 1_000_033
-_LEAST_REQUESTS = 20
+_LEAST_REQUESTS = 16
 """Of a play, however low the rate: the percentiles of fewer are nobody's."""
 
 _BROKEN_SHARE = 0.5
