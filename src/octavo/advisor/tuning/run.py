@@ -117,6 +117,7 @@ def tune(wish: Wish, progress: Callable[[str], None] = lambda words: None) -> Tu
             first_rate=_FIRST_SHARE * first.requests_per_s,
             seed=wish.seed,
             least_play_s=_least_play_s(wish.slo),
+            start_s=first.start_s,
         )
         screen = None if wish.spec is None else one.screen(space)
         result = search(served, space, plan, screen=screen, progress=progress)

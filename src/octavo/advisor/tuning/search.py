@@ -49,12 +49,14 @@ class Screen(Protocol):
 class Plan:
     """What a search may take, and where it begins. least_play_s: shorter plays would not show that
     a load is too high. first_rate: a guess at the default's edge, requests/s.
+    start_s: of a server, until that is seen.
     """
 
     budget_s: float
     first_rate: float
     seed: int = 0
     least_play_s: float = 4.0
+    start_s: float = 0.0
 
     @property
     def play_s(self) -> float:
@@ -110,10 +112,11 @@ def search(
 class _Pace:
     """How long plays take beside their seconds, as seen so far."""
 
+    first_start_s: float
     num_starts: int = 0
     start_s: float = 0.0
     num_others: int = 0
-    stretch: float = 0.0
+    extra_s: float = 0.0
 
     def saw(self, seconds: float, wall_s: float, *, is_start: bool) -> None:
         if is_start:
@@ -121,12 +124,15 @@ class _Pace:
             self.start_s += wall_s - seconds
         else:
             self.num_others += 1
-            self.stretch += wall_s / seconds
+            self.extra_s += wall_s - seconds
 
     def cost_s(self, seconds: float, *, num_plays: float = 1, num_starts: float = 1) -> float:
-        stretch = self.stretch / self.num_others if self.num_others else 1.2
-        start_s = self.start_s / self.num_starts if self.num_starts else 0.0
-        return num_plays * seconds * stretch + num_starts * max(0.0, start_s)
+        """A play takes longer than its arrivals: the last requests must end."""
+        extra_s = self.extra_s / self.num_others if self.num_others else 0.2 * seconds
+        start_s = self.first_start_s
+        if self.num_starts:
+            start_s = self.start_s / self.num_starts - extra_s
+        return num_plays * (seconds + extra_s) + num_starts * max(0.0, start_s)
 
 
 @dataclass
@@ -139,9 +145,9 @@ class _Search:
     progress: Callable[[str], None]
     measurements: list[Measurement] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    pace: _Pace = field(default_factory=_Pace)
 
     def __post_init__(self) -> None:
+        self.pace = _Pace(self.plan.start_s)
         self._begin = self.clock()
         self._deadline = self._begin + self.plan.budget_s
 

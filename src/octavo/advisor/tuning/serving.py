@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -83,12 +84,13 @@ Requests = Callable[[Wanted], Sequence[PlannedRequest]]
 @dataclass(frozen=True, kw_only=True)
 class Served:
     """What was found when the default was served first. requests: makes those of the workload.
-    requests_per_s: of a closed loop of a few users.
+    requests_per_s: of a closed loop of a few users. start_s: until it was warm.
     """
 
     target: Target
     requests: Requests
     requests_per_s: float
+    start_s: float
 
 
 class ServedEngine:
@@ -127,10 +129,12 @@ class ServedEngine:
         """Serve the default, which runs on, and find out what is needed to measure it. Raises
         ConfigError.
         """
+        begin = time.monotonic()
         self._start(self._engine.arm({}), None, None)
         target = asyncio.run(self._tools.probe(self._url))
         self._target, self._requests = target, self._tools.prepare([target])
         self._warm_up()
+        start_s = time.monotonic() - begin
         wanted = Wanted(seed=_PROBE_SEED, count=_PROBE_REQUESTS, nonce="first look")
         point = LoadPoint(
             label="first look", requests=self._requests(wanted), concurrency=_PROBE_USERS
@@ -149,6 +153,7 @@ class ServedEngine:
             target=target,
             requests=self._requests,
             requests_per_s=1000 * _PROBE_USERS / max(took_ms, 1e-3),
+            start_s=start_s,
         )
 
     def take(self, space: Space) -> None:
