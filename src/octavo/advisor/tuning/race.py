@@ -56,12 +56,11 @@ class Rung:
 
 @dataclass(frozen=True)
 class RaceResult:
-    """rungs: as they were played. finalists: the best first, none that failed. edges: of those, as
-    the last rung lets one guess.
+    """rungs: as they were played. edges: of the last rung's settings but those that failed, as it
+    lets one guess; the best first.
     """
 
     rungs: tuple[Rung, ...]
-    finalists: tuple[Setting, ...]
     edges: dict[Setting, float]
 
 
@@ -107,4 +106,4 @@ def race(
         for setting, outcome in last.ranked
         if not outcome.failure
     }
-    return RaceResult(tuple(rungs), tuple(list(edges)[: plan.num_finalists]), edges)
+    return RaceResult(tuple(rungs), edges)

@@ -101,7 +101,9 @@ def screen(
     def score(setting: Setting) -> float:
         return fmean(counting(setting, load) for load in loads)
 
-    scores = _climb(score, found.finalists, space, is_over=lambda: clock() > deadline)
+    scores = _climb(
+        score, list(found.edges)[:num_wanted], space, is_over=lambda: clock() > deadline
+    )
     best = sorted(scores, key=scores.__getitem__)[:num_wanted]
     simple = dict.fromkeys(_simplified(score, setting, space) for setting in best)
     ranked = sorted(simple, key=score)

@@ -192,7 +192,9 @@ class _Search:
             in_order=self._grouped,
             is_over=lambda seconds: self._left() - self._final_s(play_s, 1) < seconds,
         )
-        final = self._final(raced, default_edge, first_rate, play_s)
+        # The default is in the final anyway; a race is too short to end with it alone.
+        finalists = [setting for setting in raced.edges if setting != default][:num_finalists]
+        final = self._final(finalists, raced, default_edge, play_s, first_rate)
         self._begin_stage("around")
         effects = self._around(final, play_s)
         return Result(
@@ -216,10 +218,14 @@ class _Search:
     # --- stages ---------------------------------------------------------------------------------
 
     def _final(
-        self, raced: RaceResult, default_edge: Edge, common_rate: float, play_s: float
+        self,
+        finalists: Sequence[Setting],
+        raced: RaceResult,
+        default_edge: Edge,
+        play_s: float,
+        common_rate: float,
     ) -> Final:
         self._begin_stage("final")
-        finalists = [setting for setting in raced.finalists if setting != self.space.default]
         reserve_s = _AROUND_SHARE * self.plan.budget_s
 
         def may_begin(number: int, players: Sequence[Setting]) -> bool:

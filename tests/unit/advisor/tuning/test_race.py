@@ -36,7 +36,7 @@ def test_rungs(plan: RacePlan, rungs: list[tuple[int, float]]) -> None:
 def test_the_best_go_on_to_higher_loads() -> None:
     found = race(outcome, ENTRANTS, PLAN, rate=1.5, first_seed=7, steepness=3.0)
     assert [len(rung.ranked) for rung in found.rungs] == [16, 8, 4]
-    assert found.finalists == ((15,), (14,), (13,))
+    assert list(found.edges)[:3] == [(15,), (14,), (13,)]
     rates = [rung.load.rate for rung in found.rungs]
     assert rates == sorted(rates)
     assert rates[-1] == pytest.approx(3.375, rel=0.2)  # near the edges of those that are left
@@ -62,7 +62,7 @@ def test_what_fails_never_goes_on() -> None:
         return outcome(setting, load)
 
     found = race(measure, ENTRANTS, PLAN, rate=1.5, first_seed=7, steepness=3.0)
-    assert found.finalists == ((12,), (11,), (10,))
+    assert list(found.edges)[:3] == [(12,), (11,), (10,)]
     assert sum(bool(one.failure) for _, one in found.rungs[0].ranked) == 3
 
 
@@ -71,7 +71,7 @@ def test_nobody_is_left_if_all_fail() -> None:
         return Outcome(use=math.inf, failure="no")
 
     found = race(measure, ENTRANTS, PLAN, rate=1.5, first_seed=7, steepness=3.0)
-    assert found.finalists == ()
+    assert found.edges == {}
     assert len(found.rungs) == 1
 
 
@@ -88,10 +88,10 @@ def test_a_first_rung_that_time_ends_counts_and_a_later_one_does_not() -> None:
             measure, ENTRANTS, PLAN, rate=1.5, first_seed=7, steepness=3.0,
             is_over=lambda seconds: len(plays) >= count,
         )  # fmt: skip
-        return len(found.finalists), [len(rung.ranked) for rung in found.rungs]
+        return len(found.edges), [len(rung.ranked) for rung in found.rungs]
 
-    assert ended_after(10) == (3, [10])
-    assert ended_after(20) == (3, [16])
+    assert ended_after(10) == (10, [10])
+    assert ended_after(20) == (16, [16])
     assert ended_after(0) == (1, [1])
 
 
