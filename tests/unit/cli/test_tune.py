@@ -49,6 +49,7 @@ def test_what_is_asked_for(wishes: list[Wish], tmp_path: Path) -> None:
     assert (wish.engine.model, wish.engine.flags) == (model, {"quantization": "int8"})
     assert (wish.workload.name, wish.slo.text) == ("rag ÷2", SLO)
     assert (wish.budget_s, wish.seed) == (300, 3)
+    assert wish.load_flags == "--workload rag --scale 1/2"
     assert wish.spec is not None
     assert len(wish.spec.layers) > 0
     names = {dimension.name for dimension in wish.space.dimensions}

@@ -13,8 +13,10 @@ from octavo.advisor.tuning.space import Setting
 from octavo.bench.points import Estimate
 from octavo.bench.statistics import student_quantile
 
-_ERROR = 0.05
-"""Of calling any finalist better than the default when none is."""
+_ERROR = 0.025
+"""Of calling any finalist better than the default when none is: so the 95 % interval of what wins
+lies above 1.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,7 @@ def judged(
     Ratios are taken seed by seed, so that what a seed's requests do to all cancels. Few seeds tell
     little about how much a setting's ratios vary; so its variance is half its own and half the mean
     of all finalists', with the degrees of freedom of that sum (Satterthwaite 1946). The bound is
-    one-sided, for 5 % over all finalists together (Bonferroni).
+    one-sided, for 2.5 % over all finalists together (Bonferroni).
     """
     logs = {
         setting: [math.log(a / b) for a, b in zip(own, edges[default], strict=True)]
