@@ -17,7 +17,8 @@ from octavo.bench.launch import Arm
 from octavo.bench.load.generator import stop_on_interrupt
 from octavo.bench.load.plan import LoadSpec, PointRun
 from octavo.bench.points import Estimate, Point
-from octavo.bench.serve import Measured, Played, measure
+from octavo.bench.records import RequestRecord
+from octavo.bench.serve import Played, measure
 from octavo.bench.session import Progress, Session, Settings
 from octavo.bench.simulated import Simulated, SimulatedSession
 from octavo.bench.statistics import percentile
@@ -27,12 +28,14 @@ from octavo.engine.recording import open_recording
 from octavo.scheduler.settings import SchedulerSettings
 from octavo.simulator.cost_model import CostModel
 from octavo.simulator.fitted import FittedCost
-from octavo.simulator.fitting import ObservedStep, fit, observed_steps
+from octavo.simulator.fitting import FirstToken, ObservedStep, first_tokens, fit, observed_steps
 
 CONFIDENCE = 0.9
 """Of the intervals."""
-_USERS = (1, 4, 16, 48)
-"""Of the loads that are recorded: from a lone user to more than the step's weights hide."""
+_RECORDED = {1: 24, 4: 32, 16: 48, 48: 96}
+"""Users of the loads that are recorded, and their requests: from a lone user to more than can hide
+behind the weights that a step waits for.
+"""
 _CALIBRATION_SEED = 7919
 
 
@@ -72,15 +75,13 @@ FIGURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyPlan:
-    """loads: shares of each workload's capacity. seconds_per_point: of those that are predicted;
-    calibration_seconds: of those that are recorded. num_draws: simulations that an interval comes
-    from.
+    """loads: shares of each workload's capacity. seconds_per_point: that each is measured.
+    num_draws: simulations that an interval comes from.
     """
 
     workloads: tuple[Workload, ...]
     loads: tuple[float, ...] = (0.3, 0.5, 0.7, 0.85)
     seconds_per_point: float = 45.0
-    calibration_seconds: float = 8.0
     num_draws: int = 30
     seed: int = 0
 
@@ -148,11 +149,11 @@ def is_inside(predicted: Estimate, measured: float) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Calibration:
-    """What was learned. alone_ms: by workload, a lone user's load and its TTFT p50."""
+    """What was learned; client_ms as of a Verification."""
 
     costs: FittedCost
     scheduler: SchedulerSettings
-    alone_ms: dict[str, tuple[LoadSpec, float]]
+    client_ms: float
 
 
 async def verify(
@@ -170,10 +171,9 @@ async def verify(
     """
     calibration = await _calibrate(arm, plan, settings_for, spec, folder, command, progress)
     simulation = _Simulation(plan, calibration)
-    client_ms = await simulation.client_ms()
     capacities = {workload.name: await simulation.capacity(workload) for workload in plan.workloads}
     predictions = [
-        await simulation.predict(workload, load, capacities[workload.name], number, client_ms)
+        await simulation.predict(workload, load, capacities[workload.name], number)
         for workload in plan.workloads
         for number, load in enumerate(plan.loads)
     ]
@@ -195,7 +195,7 @@ async def verify(
         ]
     return Verification(
         costs=calibration.costs,
-        client_ms=client_ms,
+        client_ms=calibration.client_ms,
         capacities=capacities,
         verified=tuple(verified),
     )
@@ -212,52 +212,53 @@ async def _calibrate(
 ) -> _Calibration:
     """Closed loops of few and of many users, on a server that records its steps."""
     steps: list[ObservedStep] = []
-    alone: dict[str, tuple[LoadSpec, float]] = {}
+    beyond_engine: list[float] = []
     for workload in plan.workloads:
         name = f"recorded-{_file_name(workload)}"
         file = (folder / f"{name}.jsonl").absolute()
         recording_arm = arm.with_flags("--record-steps", str(file), name=arm.name)
+        seed = plan.seed + _CALIBRATION_SEED
         specs = [
-            LoadSpec(concurrency=users, seed=plan.seed + _CALIBRATION_SEED) for users in _USERS
+            LoadSpec(concurrency=users, seed=seed, num_requests=count)
+            for users, count in _RECORDED.items()
         ]
         measured = await measure(
             recording_arm,
-            settings_for(workload, plan.calibration_seconds),
+            settings_for(workload, plan.seconds_per_point),
             folder / name,
             command,
             progress,
             _points(specs),
         )
-        alone[workload.name] = _lone(measured)
         recording = open_recording(file)
+        beyond_engine += _beyond_engine(measured.point_runs[0].records, first_tokens(recording))
         steps += observed_steps(recording, spec.windows)
     costs = fit(steps, spec, KVFormat("bfloat16"))
     costs.save(folder / "costs.json")
-    return _Calibration(costs=costs, scheduler=recording.settings, alone_ms=alone)
+    client_ms = percentile(beyond_engine, 0.5) if beyond_engine else 0.0
+    return _Calibration(costs=costs, scheduler=recording.settings, client_ms=client_ms)
 
 
-def _lone(measured: Measured) -> tuple[LoadSpec, float]:
-    """The first point, as it was played, and its TTFT."""
-    run, point = measured.point_runs[0], measured.run.points[0]
-    spec = LoadSpec(
-        concurrency=run.point.concurrency, seed=run.point.seed, num_requests=len(run.records)
-    )
-    return spec, TTFT.of(point) or 0.0
+def _beyond_engine(records: Sequence[RequestRecord], engine: Sequence[FirstToken]) -> list[float]:
+    """Of a lone user's requests, the milliseconds of its TTFT that were not the engine's. Both have
+    the machine's monotonic clock, so that each is found by when it was.
+    """
+    found = []
+    for record in records:
+        if record.sent_ns is None or not record.chunk_ns:
+            continue
+        sent_s, first_s = record.sent_ns / 1e9, record.chunk_ns[0] / 1e9
+        for arrival_s, first_token_s in engine:
+            if sent_s <= arrival_s and first_token_s <= first_s:
+                found.append(1e3 * ((first_s - sent_s) - (first_token_s - arrival_s)))
+                break
+    return found
 
 
 class _Simulation:
     def __init__(self, plan: VerifyPlan, calibration: _Calibration) -> None:
         self._plan = plan
         self._calibration = calibration
-
-    async def client_ms(self) -> float:
-        """What lies between a client and the engine: a lone user's TTFT beyond the engine's."""
-        beyond = []
-        by_name = {workload.name: workload for workload in self._plan.workloads}
-        for name, (spec, measured_ms) in self._calibration.alone_ms.items():
-            point = await self._play(by_name[name], spec, self._calibration.costs)
-            beyond.append(measured_ms - (TTFT.of(point) or 0.0))
-        return max(0.0, sum(beyond) / len(beyond))
 
     async def capacity(self, workload: Workload) -> float:
         """Requests per second with every slot taken all the time."""
@@ -266,10 +267,11 @@ class _Simulation:
         return point.request_rate.value
 
     async def predict(
-        self, workload: Workload, load: float, capacity: float, number: int, client_ms: float
+        self, workload: Workload, load: float, capacity: float, number: int
     ) -> Prediction:
         seed = self._plan.seed + number
         spec = LoadSpec(rate=load * capacity, seed=seed)
+        client_ms = self._calibration.client_ms
         drawn: dict[str, list[float]] = {figure.name: [] for figure in FIGURES}
         for draw in range(self._plan.num_draws):
             rng = random.Random(f"{workload.name} {number} {draw} {self._plan.seed}")

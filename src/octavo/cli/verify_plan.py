@@ -43,9 +43,6 @@ def verify(
     seconds: Annotated[
         float, typer.Option(metavar="FLOAT", help="How long each load is measured.", min=5)
     ] = 45.0,
-    calibration_seconds: Annotated[
-        float, typer.Option(metavar="FLOAT", help="How long each load is recorded.", min=2)
-    ] = 8.0,
     draws: Annotated[
         int, typer.Option(metavar="INT", help="Simulations behind an interval.", min=10)
     ] = 30,
@@ -90,7 +87,6 @@ def verify(
         workloads=tuple(workload_named(name).scaled(factor) for name in workload or _WORKLOADS),
         loads=tuple(number("--loads", part) for part in loads.split(",")),
         seconds_per_point=seconds,
-        calibration_seconds=calibration_seconds,
         num_draws=draws,
         seed=seed,
     )

@@ -19,6 +19,7 @@ from octavo.core.model_spec import KVFormat, ModelSpec
 from octavo.core.step import StepOutput
 from octavo.engine.messages import Add, End, ForgetPrefixes
 from octavo.engine.recording import RecordedStep, Recording, StepFailed
+from octavo.scheduler.scheduler import Scheduler
 from octavo.simulator.fitted import FittedCost, StepTerms, draft_terms
 from octavo.simulator.work import StepWork, work_of
 
@@ -63,6 +64,36 @@ def observed_steps(recording: Recording, windows: Sequence[int | None]) -> list[
         ObservedStep(work, seconds + (usual if between is None else between), drafting)
         for work, seconds, drafting, between in steps
     ]
+
+
+class FirstToken(NamedTuple):
+    """Of a request, on the engine's clock: when it came, and when its first token did."""
+
+    arrival_s: float
+    first_token_s: float
+
+
+def first_tokens(recording: Recording) -> list[FirstToken]:
+    """Of each request that got a token."""
+    scheduler = recording.settings.build()
+    waiting: dict[str, float] = {}
+    found = []
+    for at, what, is_refused in recording.events():
+        match what:
+            case Add(request) if not is_refused:
+                scheduler.add(request)
+                waiting[request.request_id] = at
+            case RecordedStep():
+                scheduler.schedule(at)
+            case StepOutput() as output:
+                found += [
+                    FirstToken(waiting.pop(delta.request_id), at)
+                    for delta in scheduler.update(output, at)
+                    if delta.token_ids and delta.request_id in waiting
+                ]
+            case _:
+                _tell(scheduler, at, what)
+    return found
 
 
 def fit(steps: Sequence[ObservedStep], spec: ModelSpec, kv_format: KVFormat) -> FittedCost:
@@ -110,13 +141,8 @@ def _timed_steps(
     step, start, is_busy = None, 0.0, False
     for at, what, is_refused in recording.events():
         match what:
-            case Add(request):
-                if not is_refused:
-                    scheduler.add(request)
-            case End(request_id, which, reason):
-                scheduler.end(request_id, which, reason, at)
-            case ForgetPrefixes():
-                scheduler.forget_prefixes()
+            case Add(request) if not is_refused:
+                scheduler.add(request)
             case RecordedStep(_, recorded):
                 if pending is not None:
                     yield *pending, at if is_busy else None
@@ -126,15 +152,26 @@ def _timed_steps(
                         f"{recording.path}: step {recorded.step_id} is decided otherwise now, so "
                         "what was in it is not known; record steps with this version"
                     )
-            case StepFailed(error):
-                scheduler.fail(error, at, running_only=True)
             case StepOutput() as output if step is not None:
                 lengths = [result.num_drafts for result in output.sequences]
                 pending = work_of(step, windows, lengths), start, output, at
                 scheduler.update(output, at)
                 is_busy = scheduler.has_unfinished
+            case _:
+                _tell(scheduler, at, what)
     if pending is not None:
         yield *pending, None
+
+
+def _tell(scheduler: Scheduler, at: float, what: object) -> None:
+    """What happens now and then."""
+    match what:
+        case End(request_id, which, reason):
+            scheduler.end(request_id, which, reason, at)
+        case ForgetPrefixes():
+            scheduler.forget_prefixes()
+        case StepFailed(error):
+            scheduler.fail(error, at, running_only=True)
 
 
 # --- regression -----------------------------------------------------------------------------------
