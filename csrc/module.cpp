@@ -37,17 +37,22 @@ Ref ref_of(const PyRef& ref) { return {std::get<0>(ref), std::get<1>(ref)}; }
 PyRef py_ref(Ref ref) { return {ref.buffer, ref.column}; }
 
 // One layer's KV cache and its memory, which the system hands out as it is first touched, in huge
-// pages where it can: 5 to 8 % of a decode step's attention.
+// pages where it can: 5 to 8 % of a decode step's attention. shift: of the first block into a huge
+// page, as a share of it. With another one for each layer, the layers don't all ask for a new page
+// in the same step, which would stop all requests for as long as clearing these takes.
 class CacheMemory {
  public:
-  CacheMemory(int format, int64_t num_blocks, int64_t block_size, int64_t heads, int64_t head_dim)
+  CacheMemory(int format, int64_t num_blocks, int64_t block_size, int64_t heads, int64_t head_dim,
+              double shift)
       : cache_{static_cast<KVFormat>(format), nullptr, num_blocks, block_size, heads, head_dim},
-        bytes_(num_blocks * cache_.block_bytes() + kHugePage) {
+        bytes_(num_blocks * cache_.block_bytes() + 2 * kHugePage) {
+    if (!(shift >= 0 && shift < 1)) throw nb::value_error("a shift is from 0 to 1");
     memory_ = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory_ == MAP_FAILED) throw std::bad_alloc();
     const int64_t past = reinterpret_cast<intptr_t>(memory_) % kHugePage;
-    cache_.data = static_cast<uint8_t*>(memory_) + (kHugePage - past) % kHugePage;
+    const auto shifted = static_cast<int64_t>(shift * kHugePage) / kAlign * kAlign;
+    cache_.data = static_cast<uint8_t*>(memory_) + (kHugePage - past) % kHugePage + shifted;
     advise_huge_pages(memory_, bytes_);
   }
   ~CacheMemory() { munmap(memory_, static_cast<size_t>(bytes_)); }
@@ -322,8 +327,8 @@ NB_MODULE(_native, m) {
   });
 
   nb::class_<CacheMemory>(m, "KVCache", "One layer's paged cache, zeroed.")
-      .def(nb::init<int, int64_t, int64_t, int64_t, int64_t>(), "format"_a, "num_blocks"_a,
-           "block_size"_a, "heads"_a, "head_dim"_a)
+      .def(nb::init<int, int64_t, int64_t, int64_t, int64_t, double>(), "format"_a, "num_blocks"_a,
+           "block_size"_a, "heads"_a, "head_dim"_a, "shift"_a = 0.0)
       .def_prop_ro("heads", [](const CacheMemory& c) { return c.cache().heads; })
       .def_prop_ro("head_dim", [](const CacheMemory& c) { return c.cache().head_dim; })
       .def("copy_blocks", &CacheMemory::copy_blocks)

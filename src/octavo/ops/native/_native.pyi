@@ -48,10 +48,16 @@ class PackedMatrix:
 def panel_bytes(format: int, has_min: bool, inputs: int, /) -> int: ...
 
 class KVCache:
-    """format: KVFormat in csrc/formats.h."""
+    """format: KVFormat in csrc/formats.h. shift: of the first block, as a share of a huge page."""
 
     def __init__(
-        self, format: int, num_blocks: int, block_size: int, heads: int, head_dim: int
+        self,
+        format: int,
+        num_blocks: int,
+        block_size: int,
+        heads: int,
+        head_dim: int,
+        shift: float = 0.0,
     ) -> None: ...
     @property
     def heads(self) -> int: ...

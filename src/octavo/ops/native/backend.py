@@ -137,8 +137,10 @@ class NativeBackend:
                 f" {free / 2**30:.2f} GiB are free; lower --kv-cache-memory-bytes"
             )
         return tuple(
-            NativeKVLayer(_native.KVCache(number, num_blocks, block_size, heads, size))
-            for heads, size in layers
+            NativeKVLayer(
+                _native.KVCache(number, num_blocks, block_size, heads, size, index / len(layers))
+            )
+            for index, (heads, size) in enumerate(layers)
         )
 
     def batch_context(self, host: HostBatch, kv_layers: tuple[KVLayer, ...]) -> BatchContext:
