@@ -4,7 +4,7 @@ these records, so a run's folder can be read again by later definitions.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
 
@@ -71,7 +71,7 @@ class RequestRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the chunks' times as microseconds after the request was sent."""
-        values = asdict(self)
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
         start = self.sent_ns or self.scheduled_ns
         values["chunk_us"] = [(ns - start) // 1000 for ns in values.pop("chunk_ns")]
         return values
