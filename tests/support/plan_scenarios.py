@@ -12,9 +12,10 @@ from unittest import mock
 from octavo.advisor import simulated
 from octavo.advisor.choosing import Choices
 from octavo.advisor.model import PlannedModel, planned_from_config
-from octavo.advisor.plan import Plan, Question, Verdict, make_plan
+from octavo.advisor.plan import Plan, Question, make_plan
 from octavo.advisor.promise import read_promise
 from octavo.advisor.traffic import read_traffic
+from octavo.advisor.verdict import Verdict
 from octavo.simulator.hardware import Hardware, parse_hardware, this_cpu
 from support import public_configs as public
 

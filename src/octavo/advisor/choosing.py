@@ -7,23 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from octavo.advisor.case_facts import layout_facts
 from octavo.advisor.estimate import CostSource, Deployed
-from octavo.advisor.facts import LayoutFacts
-from octavo.advisor.layout import (
-    MOST_DEVICES_PER_NODE,
-    Layout,
-    Settings,
-    is_latent,
-    layouts,
-)
-from octavo.advisor.memory import GIB
+from octavo.advisor.layout import Layout, Settings, layouts
 from octavo.advisor.model import PlannedModel
 from octavo.advisor.promise import Promise
 from octavo.advisor.queueing import LaneResult, Load
 from octavo.advisor.rules import REJECT, Finding, Kind, matching
 from octavo.advisor.traffic import Traffic
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import AttentionSpec, KVFormat
+from octavo.core.model_spec import KVFormat
 from octavo.simulator.hardware import Hardware
 
 _GPU_BUDGETS, _CPU_BUDGETS = (256, 512, 1024, 2048, 4096, 8192), (128, 256, 512)
@@ -223,51 +216,6 @@ def _asked_layouts(hardware: Hardware, choices: Choices) -> Iterator[Layout]:
             f"{hardware.count} devices of --hardware"
         )
     yield Layout(tp, pp, hardware.count // (tp * pp))
-
-
-def layout_facts(deployed: Deployed) -> LayoutFacts:
-    model, memory, layout = deployed.model, deployed.memory, deployed.layout
-    device = deployed.hardware.device
-    mixers = [layer.mixer for layer in model.spec.layers]
-    grouped = next((mixer for mixer in mixers if isinstance(mixer, AttentionSpec)), None)
-    latent = any(map(is_latent, mixers))
-    heads = next((getattr(m, "num_heads", 0) for m in mixers if hasattr(m, "num_heads")), 0)
-    return LayoutFacts(
-        tp=layout.tp,
-        pp=layout.pp,
-        replicas=layout.replicas,
-        num_heads=heads,
-        num_kv_heads=grouped.num_kv_heads if grouped is not None else 1,
-        num_layers=len(mixers),
-        inner_size=model.inner_size,
-        quant_group=model.quant_group,
-        is_mla=latent,
-        link=link_of(deployed.hardware),
-        devices_per_node=min(deployed.hardware.count, MOST_DEVICES_PER_NODE),
-        fits_weights=memory.kv_bytes > 0,
-        weights_gib=memory.weight_bytes / GIB,
-        usable_gib=memory.usable_bytes / GIB,
-        kv_gib=max(0.0, memory.kv_bytes / GIB),
-        users_longest=memory.users_longest,
-        prefill_communication=_communication(deployed) if layout.tp > 1 else 0.0,
-        device=device.name,
-    )
-
-
-def link_of(hardware: Hardware) -> str:
-    link = hardware.device.link
-    if hardware.count == 1 or link is None:
-        return "none"
-    return "switched" if link.is_switched else "bus"
-
-
-def _communication(deployed: Deployed) -> float:
-    """Share of a prompt's time: with the link, and as if it took none."""
-    steps = deployed.steps
-    unlinked = replace(deployed.hardware.device, link=None)
-    without = deployed.but(hardware=Hardware(unlinked, deployed.hardware.count)).steps
-    chunk = min(steps.prompt, deployed.settings.token_budget)
-    return 1 - without.mixed(0, chunk) / steps.mixed(0, chunk)
 
 
 def tuned(deployed: Deployed, promise: Promise | None, choices: Choices) -> Deployed:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Any
 
 import octavo
-from octavo.advisor.bounds import Bound, bounds, forbidden
+from octavo.advisor.bounds import Bound, bounds
+from octavo.advisor.case_facts import facts_of
 from octavo.advisor.changes import Change, nearest_changes
 from octavo.advisor.choosing import (
     Candidate,
@@ -17,8 +17,6 @@ from octavo.advisor.choosing import (
     candidates,
     corrected,
     first_settings,
-    layout_facts,
-    link_of,
     tuned,
     with_batch,
 )
@@ -26,38 +24,16 @@ from octavo.advisor.engines import EngineChoice, LaunchFacts, choose_engines, ge
 from octavo.advisor.estimate import METRICS, CostSource, Deployed, Prediction
 from octavo.advisor.facts import Facts
 from octavo.advisor.knobs import Chosen, chosen_knobs
-from octavo.advisor.layout import MOST_DEVICES_PER_NODE, is_latent, kv_copies
 from octavo.advisor.load_test import LoadTest, load_test
-from octavo.advisor.memory import GIB
 from octavo.advisor.model import PlannedModel
 from octavo.advisor.promise import Promise
-from octavo.advisor.rules import REJECT, Finding, Kind, matching
+from octavo.advisor.rules import Finding, Kind, matching
 from octavo.advisor.traffic import Traffic
+from octavo.advisor.verdict import Verdict, judge
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import AttentionSpec, RecurrentSpec
 from octavo.simulator.hardware import Hardware
 
 SCHEMA_VERSION = 1
-_CERTAIN = 0.9
-"""Share of draws from which on an answer is given without a maybe."""
-_TRT_LLM = {"L20", "L40", "L40S", "A100"}
-"""Of Ada and Ampere, those that TensorRT-LLM lists as supported; Hopper and data centre Blackwell
-are, too (nvidia.github.io/TensorRT-LLM/supported-hardware.html, 2026-11).
-"""
-_GUESSES, _HEAD_ACCEPTANCE, _COPY_ACCEPTANCE, _HEAD_COST = 3, 0.6, 0.45, 0.05
-"""Speculation's lower estimate: drafts of three; a head's guesses hold in 0.6 of cases and cost
-0.05 of a step each, copied ones hold in 0.45 and cost nothing.
-"""
-
-
-class Verdict(StrEnum):
-    MEETS = "meets the SLO"
-    PROBABLY = "probably meets the SLO"
-    PROBABLY_NOT = "probably misses the SLO"
-    MISSES = "misses the SLO"
-    IMPOSSIBLE = "can't meet the SLO on this hardware"
-    DOES_NOT_FIT = "does not fit"
-    FITS = "fits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +79,7 @@ class Plan:
 
     @property
     def is_good(self) -> bool:
-        return self.verdict in (Verdict.MEETS, Verdict.PROBABLY, Verdict.FITS)
+        return self.verdict.is_good
 
     def to_json(self) -> dict[str, Any]:
         question, deployed, prediction = self.question, self.deployed, self.prediction
@@ -205,8 +181,8 @@ def _plan_on(question: Question, hardware: Hardware) -> Plan:
         if promise is not None:
             deployed = with_batch(deployed, capacity, choices)
     floors = bounds(model, hardware, deployed.layout, traffic, settings.kv)
-    verdict, binding = _verdict(deployed, promise, prediction, floors, fits, ranked)
-    facts = _facts(deployed, prediction, promise, capacity, verdict)
+    verdict, binding = judge(deployed, promise, prediction, floors, fits, ranked)
+    facts = facts_of(deployed, prediction, promise, capacity, verdict.is_good)
     features = matching(Kind.FEATURE, facts.as_dict())
     num_queued = _num_queued(prediction, promise, deployed)
     engines = choose_engines(facts, _launch(deployed, facts, features, num_queued))
@@ -242,164 +218,6 @@ def _simulated(deployed: Deployed, promise: Promise | None) -> tuple[Deployed, P
         wanted |= {(limit.metric, limit.q) for limit in promise.limits}
     after, outcome = deployed.simulated(tuple(wanted))
     return after, deployed.predict(promise, after, outcome)
-
-
-def _verdict(
-    deployed: Deployed,
-    promise: Promise | None,
-    prediction: Prediction | None,
-    floors: tuple[Bound, ...],
-    fits: bool,
-    ranked: list[Candidate],
-) -> tuple[Verdict, str]:
-    if not fits or prediction is None:
-        closest = ranked[0]
-        reasons = [finding.reason for finding in closest.findings if finding.rule.effect == REJECT]
-        return Verdict.DOES_NOT_FIT, f"{closest.layout}: {'; '.join(reasons)}"
-    if impossible := forbidden(promise, floors):
-        limit, bound = impossible[0]
-        return (
-            Verdict.IMPOSSIBLE,
-            f"{limit}: physics allows {bound.floor_ms:,.1f} ms at best, since {bound.how}",
-        )
-    if promise is None:
-        return Verdict.FITS, _bottleneck(deployed, prediction)
-    limit, found = max(
-        prediction.limits_ms.items(), key=lambda item: item[1].value / item[0].limit_ms
-    )
-    nearest = (
-        f"{limit.metric.upper()} p{100 * limit.q:g} {found.value:,.0f} of {limit.limit_ms:g} ms; "
-        f"{_bottleneck(deployed, prediction, limit.metric)}"
-    )
-    if not prediction.is_stable:
-        return Verdict.MISSES, f"more comes than can be done, the queue grows; {nearest}"
-    chance = prediction.chance or 0.0
-    if prediction.meets:
-        return (Verdict.MEETS if chance >= _CERTAIN else Verdict.PROBABLY), nearest
-    return (Verdict.MISSES if chance <= 1 - _CERTAIN else Verdict.PROBABLY_NOT), nearest
-
-
-def _bottleneck(deployed: Deployed, prediction: Prediction, metric: str = "tpot") -> str:
-    """metric: of the limit that is nearest."""
-    lane_batch = prediction.batch / deployed.layout.pp
-    if lane_batch >= 0.98 * deployed.most_running:
-        if deployed.memory.users_mean <= deployed.settings.num_seqs:
-            return f"KV memory bounds the batch at {deployed.memory.users_mean:,.0f} users"
-        return f"max-num-seqs bounds the batch at {deployed.settings.num_seqs}"
-    if prediction.prefill_share > 0.5:
-        return f"prompts take {prediction.prefill_share:.0%} of the time"
-    if metric == "ttft":
-        prompt = max(1.0, deployed.traffic.lengths.input_p99 * (1 - deployed.traffic.hit_rate))
-        chunk = min(prompt, deployed.settings.token_budget)
-        alone_ms = 1e3 * deployed.steps.mixed(0, chunk) * prompt / chunk
-        return f"a prompt of {prompt:,.0f} tokens alone takes {alone_ms:,.0f} ms"
-    count = max(1, round(prediction.batch))
-    return f"decoding {count:,} sequence{'s' * (count > 1)} a step bounds it"
-
-
-def _facts(
-    deployed: Deployed,
-    prediction: Prediction | None,
-    promise: Promise | None,
-    capacity: float,
-    verdict: Verdict,
-) -> Facts:
-    model, hardware, traffic = deployed.model, deployed.hardware, deployed.traffic
-    spec, device, memory, layout = model.spec, hardware.device, deployed.memory, deployed.layout
-    of_layout = layout_facts(deployed)
-    limits = {metric: promise.limit(metric) if promise else None for metric in ("ttft", "tpot")}
-    batch = prediction.batch if prediction is not None else 1.0
-    in_flight = _in_flight(deployed, prediction)
-    demand = traffic.users if traffic.users is not None else traffic.rate
-    load = (demand or 0.0) / capacity if capacity else (prediction.load if prediction else 0.0)
-    mixers = [layer.mixer for layer in spec.layers]
-    return Facts(
-        family=spec.family,
-        params=spec.num_parameters / 1e9,
-        active_params=spec.num_active_parameters / 1e9,
-        is_moe=model.num_experts > 0,
-        num_experts=model.num_experts,
-        is_mla=any(map(is_latent, mixers)),
-        has_windows=any(isinstance(m, AttentionSpec) and m.window is not None for m in mixers),
-        has_state=any(isinstance(m, RecurrentSpec) for m in mixers),
-        num_kv_heads=of_layout.num_kv_heads,
-        vocab_size=spec.vocab_size,
-        max_position=spec.max_position,
-        weight_format=model.matrices.name,
-        kv_format=deployed.settings.kv.dtype,
-        is_gguf=model.is_gguf,
-        is_quantized_checkpoint=model.is_quantized_checkpoint,
-        is_reasoning=model.is_reasoning,
-        octavo_runs=model.octavo_runs(is_gpu=not device.is_cpu),
-        device=device.name,
-        vendor=device.vendor,
-        generation=device.architecture,
-        is_gpu=not device.is_cpu,
-        trt_llm_lists=device.architecture in ("hopper", "blackwell")
-        or device.name.split("-")[0] in _TRT_LLM,
-        has_fp8="fp8" in device.flops,
-        num_devices=hardware.count,
-        num_nodes=math.ceil(hardware.count / MOST_DEVICES_PER_NODE),
-        memory_gib=device.memory_bytes / GIB,
-        link=link_of(hardware),
-        input_mean=traffic.lengths.input_mean,
-        input_p99=traffic.lengths.input_p99,
-        output_mean=traffic.lengths.output_mean,
-        longest=traffic.lengths.longest,
-        users=in_flight,
-        hit_rate=traffic.hit_rate,
-        burst_cv=traffic.burst_cv if traffic.rate is not None else 1.0,
-        repetition=traffic.repetition,
-        shares_prefix=traffic.hit_rate > 0,
-        ttft_limit=limits["ttft"].limit_ms if limits["ttft"] else None,
-        tpot_limit=limits["tpot"].limit_ms if limits["tpot"] else None,
-        tp=layout.tp,
-        pp=layout.pp,
-        replicas=layout.replicas,
-        kv_replicas=kv_copies(of_layout.num_kv_heads, layout.tp),
-        users_mean=memory.users_mean,
-        users_longest=memory.users_longest,
-        users_each=in_flight / layout.replicas,
-        weights_gib=memory.weight_bytes / GIB,
-        kv_gib=memory.kv_bytes / GIB,
-        logits_gib=memory.logits_bytes / GIB,
-        num_seqs=deployed.settings.num_seqs,
-        token_budget=deployed.settings.token_budget,
-        load=load,
-        ridge_batch=_ridge(deployed),
-        prefill_share=prediction.prefill_share if prediction is not None else 0.0,
-        spec_gain=_spec_gain(deployed, batch) if memory.fits else 1.0,
-        is_kv_bound=memory.users_mean < 1.2 * in_flight / layout.replicas,
-        meets_slo=verdict in (Verdict.MEETS, Verdict.PROBABLY, Verdict.FITS),
-    )
-
-
-def _in_flight(deployed: Deployed, prediction: Prediction | None) -> float:
-    """Requests at the peak: told, or by Little's law."""
-    if deployed.traffic.users is not None:
-        return deployed.traffic.users
-    if prediction is None:
-        return 1.0
-    seconds = prediction.times_ms["e2e_p50"].value / 1e3
-    return max(1.0, (deployed.traffic.rate or 0.0) * seconds)
-
-
-def _ridge(deployed: Deployed) -> float:
-    """Decoding sequences for which products take as long as reading their weights."""
-    matrices, device = deployed.model.matrices, deployed.hardware.device
-    flops_per_byte = device.peak_flops(matrices.compute) / device.read_bytes_per_second
-    return flops_per_byte * matrices.bits / 8 / 2
-
-
-def _spec_gain(deployed: Deployed, batch: float) -> float:
-    """Tokens of a step with guesses over its seconds, against one without (arXiv 2211.17192)."""
-    copies = deployed.traffic.repetition >= 0.25
-    acceptance = _COPY_ACCEPTANCE if copies else _HEAD_ACCEPTANCE
-    tokens = (1 - acceptance ** (_GUESSES + 1)) / (1 - acceptance)
-    count = max(1, round(batch / deployed.layout.pp))
-    plain = deployed.steps.decoding(count)
-    guessing = 0.0 if copies else _GUESSES * _HEAD_COST * plain
-    return tokens * plain / (deployed.steps.verifying(count, _GUESSES) + guessing)
 
 
 def _launch(

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from octavo.advisor.choosing import layout_facts
+from octavo.advisor.case_facts import layout_facts
 from octavo.advisor.engines import engines
 from octavo.advisor.rules import Kind, matching, rule_named, rules
 from octavo.core.errors import ConfigError

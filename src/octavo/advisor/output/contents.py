@@ -9,7 +9,8 @@ import octavo
 from octavo.advisor.estimate import NUM_DRAWS, Range
 from octavo.advisor.load_test import WORKLOAD_FILE
 from octavo.advisor.memory import GIB, Line, Memory
-from octavo.advisor.plan import Plan, Verdict
+from octavo.advisor.plan import Plan
+from octavo.advisor.verdict import Verdict
 from octavo.simulator.cost_model import Provenance
 
 TAGS: dict[Provenance, str] = {
