@@ -286,9 +286,9 @@ class ServerConfig:
     )
     enable_live_limits: bool = knob(
         False,
-        "Let POST /limits change --max-num-seqs, up to what the server was started with, and "
-        "--max-num-batched-tokens while it runs, as `octavo tune` does; with the API key if there "
-        "is one.",
+        "Let POST /limits lower --max-num-seqs and --max-num-batched-tokens while the server runs, "
+        "and raise them again up to what it was started with, as `octavo tune` does; with the API "
+        "key if there is one.",
     )
     metrics_prefix: str = knob(
         "octavo", "Prefix of the names in /metrics; `vllm` suits its dashboards."

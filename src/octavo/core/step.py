@@ -218,6 +218,13 @@ class DraftTotals(NamedTuple):
         )
 
 
+class LiveLimits(NamedTuple):
+    """How much runs at once: sequences, and tokens of a step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
 class EngineStats(NamedTuple):
     """The engine's state after a step; the totals only grow.
 

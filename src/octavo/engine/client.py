@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from octavo.core.errors import EngineDeadError, RequestError
+from octavo.core.errors import EngineDeadError, InvariantError, RequestError
 from octavo.core.request import FinishReason, Request
-from octavo.core.step import EngineStats, TokenDelta
+from octavo.core.step import EngineStats, LiveLimits, TokenDelta
 from octavo.engine.messages import Add, Close, Command, End, ForgetPrefixes, Report, SetLimits
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class EngineClient(ABC):
         self.stats = EngineStats()
         self.error: str | None = None
         self._streams: dict[str, RequestStream] = {}
-        self._answers: dict[str, asyncio.Future[None]] = {}
+        self._answers: dict[str, asyncio.Future[LiveLimits | None]] = {}
         self._num_limits = 0
         self._is_started = False
         self._is_closing = False
@@ -145,15 +145,19 @@ class EngineClient(ABC):
 
     async def set_limits(
         self, max_num_seqs: int | None, max_num_batched_tokens: int | None
-    ) -> None:
+    ) -> LiveLimits:
         """See `Scheduler.set_limits`. Raises RequestError, EngineDeadError."""
         if self.error is not None or self._is_closing or not self._is_started:
             raise EngineDeadError(self.error or "the engine is not running")
         self._num_limits += 1
         key = f"limits {self._num_limits}"  # with a space: no request has such an id
-        answer = self._answers[key] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[LiveLimits | None] = asyncio.get_running_loop().create_future()
+        self._answers[key] = answer
         self._send(SetLimits(key, max_num_seqs, max_num_batched_tokens))
-        await answer
+        limits = await answer
+        if limits is None:
+            raise InvariantError("the engine answered a change of limits with none")
+        return limits
 
     async def wait_closed(self) -> None:
         """Until the engine has shut down or died; `error` says which."""
@@ -182,15 +186,14 @@ class EngineClient(ABC):
     def _take(self, report: Report) -> None:
         """Hand a report's news to those who wait for it. Called on the event loop."""
         self.stats = report.stats
-        for request_id, refusal in report.answers:
+        for request_id, reply in report.answers:
             answer = self._answers.pop(request_id)
-            if refusal is not None:
+            if isinstance(reply, RequestError):
                 self._streams.pop(request_id, None)
-            if not answer.done():
-                if refusal is None:
-                    answer.set_result(None)
-                else:
-                    answer.set_exception(refusal)
+                if not answer.done():
+                    answer.set_exception(reply)
+            elif not answer.done():
+                answer.set_result(reply)
         for delta in report.deltas:
             stream = self._streams[delta.request_id]
             stream.put(delta)

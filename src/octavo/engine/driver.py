@@ -7,9 +7,18 @@ from collections.abc import Callable
 
 from octavo.core.errors import OctavoError, RequestError
 from octavo.core.request import Request
-from octavo.core.step import TokenDelta
+from octavo.core.step import LiveLimits, TokenDelta
 from octavo.engine.loop import EngineLoop
-from octavo.engine.messages import Add, Close, Command, End, ForgetPrefixes, Report, SetLimits
+from octavo.engine.messages import (
+    Add,
+    Answer,
+    Close,
+    Command,
+    End,
+    ForgetPrefixes,
+    Report,
+    SetLimits,
+)
 
 logger = logging.getLogger("octavo.engine")
 
@@ -47,7 +56,7 @@ class _Driver:
         self.is_closing = False
         self._loop = loop
         self._send = send
-        self._answers: list[tuple[str, RequestError | None]] = []
+        self._answers: list[tuple[str, Answer]] = []
         self._deltas: list[TokenDelta] = []
 
     def obey(self, command: Command) -> None:
@@ -90,12 +99,11 @@ class _Driver:
 
     def _try_limits(
         self, max_num_seqs: int | None, max_num_batched_tokens: int | None
-    ) -> RequestError | None:
+    ) -> RequestError | LiveLimits:
         try:
-            self._loop.set_limits(max_num_seqs, max_num_batched_tokens)
+            return self._loop.set_limits(max_num_seqs, max_num_batched_tokens)
         except RequestError as refusal:
             return refusal
-        return None
 
     def _report(self, error: str | None = None, closed: bool = False) -> None:
         answers, self._answers = self._answers, []

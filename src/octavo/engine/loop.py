@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from octavo.core.clock import Clock
 from octavo.core.errors import EngineDeadError, InvariantError
 from octavo.core.request import FinishReason, Request
-from octavo.core.step import EngineStats, TokenDelta
+from octavo.core.step import EngineStats, LiveLimits, TokenDelta
 from octavo.executor.base import Executor, PendingStep, StepFailedError
 
 if TYPE_CHECKING:
@@ -47,9 +47,11 @@ class EngineLoop:
     def forget_prefixes(self) -> None:
         self._scheduler.forget_prefixes()
 
-    def set_limits(self, max_num_seqs: int | None, max_num_batched_tokens: int | None) -> None:
-        """Raises RequestError for what can't be."""
-        self._scheduler.set_limits(max_num_seqs, max_num_batched_tokens)
+    def set_limits(
+        self, max_num_seqs: int | None, max_num_batched_tokens: int | None
+    ) -> LiveLimits:
+        """Those in force then. Raises RequestError for what can't be."""
+        return self._scheduler.set_limits(max_num_seqs, max_num_batched_tokens)
 
     @property
     def has_work(self) -> bool:

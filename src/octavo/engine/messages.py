@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from octavo.core.errors import RequestError
 from octavo.core.request import FinishReason, Request
-from octavo.core.step import EngineStats, TokenDelta
+from octavo.core.step import EngineStats, LiveLimits, TokenDelta
 
 
 class Add(NamedTuple):
@@ -40,12 +40,16 @@ class Close(NamedTuple):
 Command = Add | End | ForgetPrefixes | SetLimits | Close
 
 
+Answer = RequestError | LiveLimits | None
+
+
 class Report(NamedTuple):
-    """What happened since the last one. answers: of each `Add` and `SetLimits`, None if it was
-    accepted. error: why the engine has died. closed: nothing follows.
+    """What happened since the last one. answers: of each `Add`, None if it was accepted, and of
+    each `SetLimits`, the limits in force; or the refusal of either. error: why the engine has died.
+    closed: nothing follows.
     """
 
-    answers: list[tuple[str, RequestError | None]]
+    answers: list[tuple[str, Answer]]
     deltas: list[TokenDelta]
     stats: EngineStats
     error: str | None = None

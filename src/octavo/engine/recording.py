@@ -26,6 +26,7 @@ from octavo.core.step import (
     BlockCopy,
     DraftRequest,
     EngineStats,
+    LiveLimits,
     ScheduledSequence,
     ScheduledStep,
     SequenceOutput,
@@ -160,7 +161,9 @@ class RecordedScheduler:
         self._write({"at": self._clock(), "forget": True})
         self._scheduler.forget_prefixes()
 
-    def set_limits(self, max_num_seqs: int | None, max_num_batched_tokens: int | None) -> None:
+    def set_limits(
+        self, max_num_seqs: int | None, max_num_batched_tokens: int | None
+    ) -> LiveLimits:
         """Raises RequestError: a recording has one scheduler's settings."""
         raise RequestError("limits don't change while steps are recorded", status=409)
 

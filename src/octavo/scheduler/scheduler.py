@@ -17,6 +17,7 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.seeds import sequence_seed
 from octavo.core.step import (
     EngineStats,
+    LiveLimits,
     RequestTimes,
     ScheduledSequence,
     ScheduledStep,
@@ -155,8 +156,12 @@ class Scheduler:
         """No later request hits what is cached now."""
         self._pool.forget_prefixes()
 
-    def set_limits(self, max_num_seqs: int | None, max_num_batched_tokens: int | None) -> None:
-        """From the next step on; None: as at the start. Raises RequestError for what can't be."""
+    def set_limits(
+        self, max_num_seqs: int | None, max_num_batched_tokens: int | None
+    ) -> LiveLimits:
+        """Those in force from the next step on; None: as at the start, for which memory was
+        planned, so that none is higher. Raises RequestError for what can't be.
+        """
         slots = self._residency.num_all_slots
         budget = max_num_batched_tokens or self._first_budget
         wanted = min(max_num_seqs or slots, budget)
@@ -165,6 +170,12 @@ class Scheduler:
                 f"max_num_seqs {max_num_seqs} is more than the {slots} that the server was started "
                 "for; start it with more",
                 param="max_num_seqs",
+            )
+        if budget > self._first_budget:
+            raise RequestError(
+                f"max_num_batched_tokens {budget} is more than the {self._first_budget} that the "
+                "server was started for; start it with more",
+                param="max_num_batched_tokens",
             )
         if budget < self._least_budget:
             raise RequestError(
@@ -179,6 +190,7 @@ class Scheduler:
                 status=409,
             )
         self._residency.num_slots, self._max_num_batched_tokens = wanted, budget
+        return LiveLimits(wanted, budget)
 
     def stats(self) -> EngineStats:
         num_waiting = len(self._waiting) + sum(map(len, self._forks.values()))

@@ -17,10 +17,9 @@ def limit_routes(serving: Serving) -> list[ApiRoute]:
     async def set_limits(request: Request) -> Response:
         body = await read_body(request, LimitsRequest, serving.config)
         serving.check_model(body.fields.model)
-        seqs, budget = body.fields.max_num_seqs, body.fields.max_num_batched_tokens
-        await serving.engine.set_limits(seqs, budget)
-        reply = {"max_num_seqs": seqs, "max_num_batched_tokens": budget}
-        return JSONResponse(reply, headers=body.warning_headers)
+        asked = body.fields
+        limits = await serving.engine.set_limits(asked.max_num_seqs, asked.max_num_batched_tokens)
+        return JSONResponse(limits._asdict(), headers=body.warning_headers)
 
     if not serving.config.enable_live_limits:
         return []

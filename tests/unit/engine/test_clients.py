@@ -250,7 +250,7 @@ def test_a_killed_child_is_noticed_at_once() -> None:
 
 def test_limits_change_while_it_runs(make: Make) -> None:
     async def body(engine: EngineClient) -> None:
-        await engine.set_limits(2, 32)
+        assert await engine.set_limits(2, 32) == (2, 32)
         with pytest.raises(RequestError, match="more than the 8"):
             await engine.set_limits(9, None)
         request = make_request("a", [1, 2, 3], 4)

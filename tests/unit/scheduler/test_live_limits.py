@@ -40,10 +40,18 @@ def test_a_step_has_fewer_tokens() -> None:
     bench.add(make_request("a", list(range(40)), 2))
     bench.run()
     assert [step.num_tokens for step in bench.steps] == [16, 16, 8, 1]
-    bench.loop.set_limits(None, 100)  # more than at the start, too
-    bench.add(make_request("b", list(range(500, 580)), 1))
+    bench.loop.set_limits(None, None)
+    bench.add(make_request("b", list(range(500, 560)), 1))
     bench.run()
-    assert bench.steps[-1].num_tokens == 80
+    assert bench.steps[-1].num_tokens == 60
+
+
+def test_it_says_which_limits_are_in_force() -> None:
+    scheduler, _ = make_scheduler(max_num_seqs=8, budget=64)
+    assert scheduler.set_limits(3, None) == (3, 64)
+    assert scheduler.set_limits(None, 16) == (8, 16)
+    assert scheduler.set_limits(8, 2) == (2, 2)  # a sequence has a token of a step at least
+    assert scheduler.set_limits(None, None) == (8, 64)
 
 
 def test_no_more_run_than_a_step_has_tokens() -> None:
@@ -89,6 +97,7 @@ def test_the_queue_counts_from_the_new_limit() -> None:
     ("limits", "message"),
     [
         ((9, None), "more than the 8 that the server was started for"),
+        ((None, 65), "more than the 64 that the server was started for"),
         ((1, None), "2 sequences run, and no more than 1"),
         ((None, 1), "2 sequences run, and no more than 1"),
     ],
@@ -96,7 +105,7 @@ def test_the_queue_counts_from_the_new_limit() -> None:
 def test_what_can_not_be_is_refused_and_changes_nothing(
     limits: tuple[int | None, int | None], message: str
 ) -> None:
-    scheduler, _ = make_scheduler(max_num_seqs=8)
+    scheduler, _ = make_scheduler(max_num_seqs=8, budget=64)
     bench = Bench(scheduler, 64)
     bench.add(*requests(2))  # type: ignore[arg-type]
     bench.step()

@@ -37,9 +37,13 @@ def test_limits_change_where_that_was_asked_for() -> None:
         def limits(**body: object) -> httpx.Response:
             return server.http.post("/limits", json=body, headers=key)
 
-        assert limits(max_num_seqs=2).json() == {"max_num_seqs": 2, "max_num_batched_tokens": None}
-        assert limits().status_code == 200
+        first = limits().json()
+        assert first.keys() == {"max_num_seqs", "max_num_batched_tokens"}
+        assert limits(max_num_seqs=2).json() == {**first, "max_num_seqs": 2}
+        assert limits().json() == first
         refused(limits(max_num_seqs=1000), "max_num_seqs", 400)
+        more = first["max_num_batched_tokens"] + 1
+        refused(limits(max_num_batched_tokens=more), "max_num_batched_tokens", 400)
         refused(limits(max_num_seqs=0), "max_num_seqs", 400)
         refused(limits(max_seqs=1), "max_seqs", 400)
         assert server.http.post("/limits", json={}).status_code == 401
