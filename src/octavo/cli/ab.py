@@ -97,6 +97,9 @@ def ab(
             help="Whose tokenizer counts (default: the model's, where an arm names it).",
         ),
     ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Bearer token, sent to every arm.")
+    ] = None,
     seed: SeedOption = 0,
     out: OutOption = None,
     overwrite: OverwriteOption = False,
@@ -147,7 +150,7 @@ def ab(
         print(f"{words} ...", file=sys.stderr)
 
     watch = Watch(on_start=on_start, on_block=lambda block: append_block(folder, block))
-    tools = tools_for(load, tokenizer=tokenizer, max_len=max_len)
+    tools = tools_for(load, tokenizer=tokenizer, max_len=max_len, api_key=api_key)
     result = run_experiment(plan, tools, folder / "logs", watch)
     values = ab_json(
         result,

@@ -57,8 +57,8 @@ def tune(
         str | None,
         typer.Option(
             metavar="ENGINE",
-            help="Another engine: vllm, sglang, tensorrt-llm, llama.cpp; a template's .yaml file; "
-            "or a command with {port}, and {flags} where they go.",
+            help="Another engine: vllm, sglang, tensorrt-llm (or trtllm), llama.cpp; a template's "
+            ".yaml file; or a command with {port}, and {flags} where they go.",
         ),
     ] = None,
     simulate: Annotated[
@@ -108,7 +108,7 @@ def tune(
     engine: OctavoEngine | TemplateEngine
     if target in (None, "octavo"):
         config = configuration(flags, model_argument)
-        engine = OctavoEngine(model_argument, flags)
+        engine = OctavoEngine(model_argument, flags, api_key=_api_key(flags))
         space = knob_space(knob or (), fixed=flags, num_cpus=usable_cpus())
         if simulate:
             spec = _spec(config.model)
@@ -176,6 +176,15 @@ def _spec(config: ModelConfig) -> ModelSpec | None:
     except ConfigError as error:
         print(f"note: settings are not simulated: {error}", file=sys.stderr)
         return None
+
+
+def _api_key(flags: Flags) -> str | None:
+    """That servers started with the user's file ask for; the environment's keys they don't get."""
+    from octavo.cli.settings import load_config
+
+    if "config" not in flags:
+        return None
+    return next(iter(load_config({"config": flags["config"]}, environ={}).server.api_key), None)
 
 
 def _base(flags: Flags, model: str | None) -> dict[str, Any]:

@@ -85,6 +85,24 @@ def test_keys_stay_out_of_files(
         assert "hush" not in path.read_text(), path
 
 
+def test_the_key_of_the_file_is_sent_to_what_is_started_with_it(
+    wishes: list[Wish],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("OCTAVO_API_KEY", "of another server")
+    (tmp_path / "mine.yaml").write_text("api-key: [hush, other]\n")
+    words = ["tune", "m", "--slo", SLO, "--no-simulate", "--config", "mine.yaml", "--out", "x"]
+    assert main(words) == 0
+    engine = wishes[0].engine
+    assert engine.api_key == "hush"
+    assert "hush" not in repr(engine)
+    shown = capsys.readouterr().out
+    assert '--b "octavo m --config mine.yaml" --api-key KEY --workload' in shown
+    assert "hush" not in shown
+
+
 def test_the_check_gets_the_workload_that_was_asked_for(
     wishes: list[Wish], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,9 @@ from octavo.core.errors import ConfigError
 LIVE = ("max_num_seqs", "max_num_batched_tokens")
 """Octavo's knobs that a running server takes: see server/limits.py."""
 
+_ALIASES = {"trtllm": "tensorrt-llm"}
+"""Other names of templates."""
+
 FLAGS, MODEL, PORT = "{flags}", "{model}", "{port}"
 _OFF = "off"
 _ADJUST_S = 30.0
@@ -31,12 +34,14 @@ _ADJUST_S = 30.0
 class OctavoEngine:
     """`octavo serve` with flags. flags: what the user set, by knob, as a command line has it; under
     "config" the path of a file. recording: where the first server that is started writes its steps.
+    api_key: that this file lets clients in with.
     """
 
     model: str | None
     flags: Mapping[str, Any] = field(default_factory=dict)
     name: str = "octavo"
     recording: Path | None = None
+    api_key: str | None = field(default=None, repr=False)
 
     @property
     def live_knobs(self) -> tuple[str, ...]:
@@ -58,9 +63,14 @@ class OctavoEngine:
         return self.arm(changes).with_flags("--enable-live-limits", name=self.name)
 
     def adjust(self, url: str, changes: Mapping[str, Any]) -> bool:
+        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         try:
             reply = httpx.post(
-                f"{url}/limits", json=dict(changes), timeout=_ADJUST_S, trust_env=False
+                f"{url}/limits",
+                json=dict(changes),
+                headers=key,
+                timeout=_ADJUST_S,
+                trust_env=False,
             )
         except httpx.HTTPError:  # it has died since the last play: a new one is started
             return False
@@ -84,6 +94,11 @@ class TemplateEngine:
     restart: str = ""
     choices: Mapping[str, Mapping[Any, tuple[str, ...]]] = field(default_factory=dict)
     has_config: bool = False
+
+    @property
+    def api_key(self) -> None:
+        """Keys are in the command, and not known."""
+        return None
 
     @property
     def live_knobs(self) -> tuple[str, ...]:
@@ -136,8 +151,8 @@ def engine_named(target: str, *, model: str | None, asked: Sequence[str]) -> Tem
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"--target {target} can't be read: {error}") from None
         template = _template(path.stem, content, source=target)
-    elif target in _templates():
-        template = _templates()[target]
+    elif (name := _ALIASES.get(target, target)) in _templates():
+        template = _templates()[name]
     elif PORT in target:
         try:
             program = Path(shlex.split(target)[0]).name

@@ -103,7 +103,7 @@ def tune(wish: Wish, progress: Callable[[str], None] = lambda words: None) -> Tu
     if isinstance(engine, OctavoEngine) and wish.spec is not None:
         (wish.folder / _STEPS).unlink(missing_ok=True)
         engine = engine.recording_to(wish.folder / _STEPS)
-    tools = tools_for(wish.workload, timeout_s=_timeout_s(wish))
+    tools = tools_for(wish.workload, timeout_s=_timeout_s(wish), api_key=engine.api_key)
     with ServedEngine(engine, wish.slo, tools, wish.folder) as served:
         progress("serving the default")
         first = served.open()

@@ -79,8 +79,9 @@ def check_command(tuned: Tuned, config: str) -> str:
     wish = tuned.wish
     if tuned.result.is_default_best or not isinstance(wish.engine, OctavoEngine):
         return ""
+    key = " --api-key KEY" if wish.engine.api_key else ""
     return (
-        f'octavo ab --a "tuned=octavo --config {config}" --b "{started_as(tuned, {})}" '
+        f'octavo ab --a "tuned=octavo --config {config}" --b "{started_as(tuned, {})}"{key} '
         f"{wish.load_flags} --rate {tuned.result.common_rate:.3g} --seed {_CHECK_SEED}"
     )
 

@@ -26,14 +26,15 @@ def tools_for(
     tokenizer: str | None = None,
     max_len: int | None = None,
     timeout_s: float = 3600.0,
+    api_key: str | None = None,
 ) -> Tools:
     """tokenizer: of the model, by name or path; outputs are compared token by token with it. Else
     prompts are written with the server's own, and outputs compared by characters. max_len: of a
     prompt and its output, if less than the arms take. timeout_s: of a request, which in a slow arm
-    may wait for all others.
+    may wait for all others. api_key: sent to all arms.
     """
     return Tools(
-        probe=probe,
+        probe=partial(probe, api_key=api_key),
         play=partial(play, keep_text=True, timeout_s=timeout_s),
         prepare=partial(_prepare, workload, tokenizer, max_len),
         summarize=_summarized,

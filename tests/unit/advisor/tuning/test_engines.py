@@ -3,8 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from octavo.advisor.engines import engines
+from octavo.advisor.knobs import knobs
 from octavo.advisor.tuning.engines import OctavoEngine, TemplateEngine, engine_named, template_names
 from octavo.bench.launch import free_port
 from octavo.core.errors import ConfigError
@@ -36,6 +39,21 @@ class TestOctavo:
         assert "--enable-live-limits" in OctavoEngine(None).adjustable_arm({}).text
         assert "--enable-live-limits" not in OctavoEngine(None).arm({}).text
 
+    @pytest.mark.parametrize(("key", "headers"), [(None, {}), ("k", {"Authorization": "Bearer k"})])
+    def test_limits_are_changed_with_the_key(
+        self, key: str | None, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sent: dict[str, Any] = {}
+
+        def post(url: str, **options: Any) -> httpx.Response:
+            sent.update(options, url=url)
+            return httpx.Response(200)
+
+        monkeypatch.setattr(httpx, "post", post)
+        assert OctavoEngine(None, api_key=key).adjust("http://box", {"max_num_seqs": 8})
+        assert (sent["url"], sent["json"]) == ("http://box/limits", {"max_num_seqs": 8})
+        assert sent["headers"] == headers
+
     def test_a_server_that_is_gone_takes_nothing(self) -> None:
         url = f"http://127.0.0.1:{free_port()}"
         assert not OctavoEngine(None).adjust(url, {"max_num_seqs": 8})
@@ -51,6 +69,28 @@ class TestTemplates:
             value = dimension.values[1]
             arm = engine.arm({dimension.name: value})
             assert set(engine.flags({dimension.name: value})) <= set(arm.command)
+
+    @pytest.mark.parametrize("name", sorted({*template_names()} & {*engines()}))
+    def test_they_are_started_and_set_as_in_a_plan(self, name: str) -> None:
+        """Both have the engine's flags: one that changes must change in both."""
+        planned = [part.text for part in engines()[name].arguments]
+        assert planned[0].startswith(
+            template(name).command.partition(" --port")[0].replace("org/m", "{model}")
+        )
+        in_plans = {word for text in planned for word in text.split() if word.startswith("-")}
+        in_plans |= {knob.flags[name] for knob in knobs() if name in knob.flags}
+        tuned_only = {
+            "--no-enable-prefix-caching",
+            "--schedule-policy",
+            "--schedule-conservativeness",
+        }
+        for dimension in template(name).space.dimensions:
+            for value in dimension.values[1:]:
+                flag = template(name).flags({dimension.name: value})[0]
+                assert flag in in_plans | tuned_only
+
+    def test_the_name_of_its_program_will_do(self) -> None:
+        assert template("trtllm") == template("tensorrt-llm")
 
     def test_flags_of_a_value_and_of_a_name(self) -> None:
         arm = template("vllm").arm({"max-num-seqs": 64, "enable-prefix-caching": "off"})
