@@ -71,7 +71,7 @@ SCENARIOS = (
         verdicts=GOOD,
         layout=(1, 1, 1),
         engine="vllm",
-        out=("tgi", "trtllm"),  # the L4 is not on TensorRT-LLM's list
+        out=("tgi", "tensorrt-llm"),  # the L4 is not on TensorRT-LLM's list
         rules=("E15", "W6"),
         absent=("W8", "W9", "W13"),
     ),
@@ -94,7 +94,7 @@ SCENARIOS = (
         traffic=_users(50),
         slo="ttft<500ms,p99 tpot<50ms",
         verdicts=BAD,
-        out=("tgi", "trtllm", "octavo"),
+        out=("tgi", "tensorrt-llm", "octavo"),
         rules=("W8", "W20"),
         capacity=(10, 40),
         changes=("devices", "device", "load", "slo"),
@@ -120,7 +120,7 @@ SCENARIOS = (
         traffic=_users(8),
         slo="tpot<50ms",
         verdicts=GOOD,
-        out=("tgi", "trtllm", "octavo"),
+        out=("tgi", "tensorrt-llm", "octavo"),
         absent=("W8", "W20"),
     ),
     Scenario(
@@ -164,7 +164,7 @@ SCENARIOS = (
         slo="ttft<1s,tpot<50ms",
         verdicts=GOOD,
         engine="vllm",
-        out=("tgi", "trtllm", "octavo"),
+        out=("tgi", "tensorrt-llm", "octavo"),
     ),
     Scenario(
         name="1 ms a token is beyond an H100's memory",
@@ -429,7 +429,7 @@ SCENARIOS = (
         verdicts=GOOD,
         layout=(1, 1, 1),
         engine="octavo",
-        out=("tgi", "sglang", "trtllm"),
+        out=("tgi", "sglang", "tensorrt-llm"),
         rules=("W15", "E15"),
         absent=("W6", "W14"),
     ),
@@ -442,6 +442,10 @@ SCENARIOS = (
         verdicts=(Verdict.DOES_NOT_FIT,),
     ),
 )
+
+
+def scenario_named(beginning: str) -> Scenario:
+    return next(scenario for scenario in SCENARIOS if scenario.name.startswith(beginning))
 
 
 def hardware_named(name: str) -> Hardware:

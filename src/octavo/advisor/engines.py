@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -23,8 +22,10 @@ _ALWAYS = Condition("True")
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFacts:
-    """What commands are made of. num_queued: requests that may wait. speculates: "ngram", "head" or
-    "off". The rest as in Facts and Settings. num_seqs_each: of each of `tp` data-parallel ranks.
+    """What commands are made of. memory_share: of a device, for all that the engine holds;
+    static_share: for weights and KV alone; free_share: of what everything but KV leaves free, for
+    KV. All three say the same. num_queued: requests that may wait. speculates: "ngram", "head" or
+    "off". The rest as in Facts and Settings.
     """
 
     model: str
@@ -33,12 +34,13 @@ class LaunchFacts:
     num_devices: int
     is_gpu: bool
     is_moe: bool
-    is_mla: bool
     is_gguf: bool
     is_quantized_checkpoint: bool
     weight_format: str
     kv_format: str
     memory_share: float
+    static_share: float
+    free_share: float
     max_model_len: int
     num_seqs: int
     token_budget: int
@@ -47,11 +49,10 @@ class LaunchFacts:
     octavo_version: str = octavo.__version__
 
     def as_dict(self) -> dict[str, Value]:
-        told = {field.name: getattr(self, field.name) for field in fields(self)}
-        return told | {"num_seqs_each": math.ceil(self.num_seqs / self.tp)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-_NAMES = frozenset(field.name for field in fields(LaunchFacts)) | {"num_seqs_each"}
+_NAMES = frozenset(field.name for field in fields(LaunchFacts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,12 @@ def chosen_knobs(
     narrower = next((name for name in ("F7", "F8") if name in by_rule), None)
     budget = by_rule.get("F1")
     kv = by_rule.get("F6")
-    share = "of all memory" if facts.is_gpu else "of the free memory, for KV alone"
+    share = (
+        f"of all memory; the same is {memory.static_share:.3f} of it for weights and KV alone "
+        f"(SGLang), and {memory.free_share:.3f} of what is free for KV (TensorRT-LLM)"
+        if facts.is_gpu
+        else "of the free memory, for KV alone"
+    )
     longest = deployed.traffic.lengths.longest
     devices = f"{deployed.layout.devices} device" + "s" * (deployed.layout.devices > 1)
     values = {

@@ -56,14 +56,17 @@ class Line:
 class Memory:
     """Of one device, but for users and tokens, which are of one replica.
 
-    usable_bytes: that the engine may take. kv_bytes: what is left for KV, may be negative.
+    device_bytes: all memory; usable_bytes: that the engine may take; other_bytes: that it holds
+    besides KV, weight_bytes among them. kv_bytes: what is left for KV, may be negative.
     kv_bytes_per_token: on one device. num_blocks: of the KV cache. users_mean: that fit at the
     context that sequences have on average; users_safe: with a margin for their scatter;
     users_longest: at the longest request, which is what engines print as "maximum concurrency".
     """
 
     lines: tuple[Line, ...]
+    device_bytes: int
     usable_bytes: float
+    other_bytes: float
     weight_bytes: float
     kv_bytes: float
     kv_bytes_per_token: float
@@ -78,6 +81,16 @@ class Memory:
     def fits(self) -> bool:
         """Weights, and a request of the longest length."""
         return self.users_longest >= 1
+
+    @property
+    def static_share(self) -> float:
+        """Weights and KV, of all memory: what SGLang calls static."""
+        return (self.weight_bytes + self.kv_bytes) / self.device_bytes
+
+    @property
+    def free_share(self) -> float:
+        """KV, of what all else that the engine holds leaves free: as TensorRT-LLM counts."""
+        return self.kv_bytes / (self.device_bytes - self.other_bytes)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -108,7 +121,7 @@ def account(
         )
         lines = [total, *weights]
         left = device.memory_bytes - weight_bytes
-        usable = float(device.memory_bytes)
+        usable, other = float(device.memory_bytes), weight_bytes
         kv_bytes = left * settings.memory_share
         share = Line(
             "left to others",
@@ -132,13 +145,14 @@ def account(
             *weights,
             *_overhead(model, layout, settings, logits_bytes),
         ]
-        kv_bytes = usable - sum(line.value for line in lines[2:])
+        other = sum(line.value for line in lines[2:])
+        kv_bytes = usable - other
     how = "the rest"
     if settings.kv_memory_bytes is not None:
         kv_bytes, how = float(settings.kv_memory_bytes), "as told, whatever the rest is"
     lines.append(Line("left for KV", kv_bytes, "bytes", how, "specification"))
     return _with_kv(model, hardware, layout, settings, lengths, _Parts(
-        lines, usable, weight_bytes, kv_bytes, logits_bytes
+        lines, usable, other, weight_bytes, kv_bytes, logits_bytes
     ))  # fmt: skip
 
 
@@ -146,6 +160,7 @@ def account(
 class _Parts:
     lines: list[Line]
     usable: float
+    other: float
     weight_bytes: float
     kv_bytes: float
     logits_bytes: float
@@ -211,7 +226,9 @@ def _with_kv(
     ]
     return Memory(
         lines=tuple(lines),
+        device_bytes=hardware.device.memory_bytes,
         usable_bytes=parts.usable,
+        other_bytes=parts.other,
         weight_bytes=parts.weight_bytes,
         kv_bytes=parts.kv_bytes,
         kv_bytes_per_token=per_token,

@@ -223,7 +223,7 @@ def _simulated(deployed: Deployed, promise: Promise | None) -> tuple[Deployed, P
 def _launch(
     deployed: Deployed, facts: Facts, features: list[Finding], num_queued: int
 ) -> LaunchFacts:
-    settings, model = deployed.settings, deployed.model
+    settings, model, memory = deployed.settings, deployed.model, deployed.memory
     ids = {finding.id for finding in features}
     return LaunchFacts(
         model=model.name,
@@ -232,12 +232,13 @@ def _launch(
         num_devices=facts.num_devices,
         is_gpu=facts.is_gpu,
         is_moe=facts.is_moe,
-        is_mla=facts.is_mla,
         is_gguf=facts.is_gguf,
         is_quantized_checkpoint=facts.is_quantized_checkpoint,
         weight_format=facts.weight_format,
         kv_format=facts.kv_format,
         memory_share=settings.memory_share,
+        static_share=memory.static_share,
+        free_share=memory.free_share,
         max_model_len=settings.max_model_len,
         num_seqs=settings.num_seqs,
         token_budget=settings.token_budget,
