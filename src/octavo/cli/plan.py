@@ -10,6 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli.arguments import number
+from octavo.cli.plan_options import (
+    HardwareOption,
+    InputOption,
+    KVOption,
+    ModelOption,
+    OutputOption,
+    RevisionOption,
+    ScaleOption,
+    ShareOption,
+    TokenOption,
+    UsersOption,
+    WeightsOption,
+    WorkloadOption,
+)
 from octavo.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,58 +37,6 @@ if TYPE_CHECKING:
 
 _NOT_GOOD = 1
 _FORMATS = ("screen", "md", "json")
-
-
-ModelOption = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="A hub id org/name, a folder, a .gguf file, or a config.json alone. Weights are never "
-        "read: the files' headers are enough.",
-        show_default=False,
-    ),
-]
-HardwareOption = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME[:COUNT],...",
-        help="H100, H100:4, L4:2, MI300X, ...; cpu is this machine. Of several, the first that "
-        "does is planned, and why not those before it.",
-    ),
-]
-WorkloadOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME|FILE", help="Of `octavo bench` (default: chat)."),
-]
-InputOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TOKENS",
-        help="Instead of --workload: a prompt's mean, or quantiles: p50:600,p90:1500,max:4000.",
-    ),
-]
-OutputOption = Annotated[
-    str | None, typer.Option(metavar="TOKENS", help="Of an answer, told alike.")
-]
-ScaleOption = Annotated[str, typer.Option(metavar="NUMBER", help="Of all lengths, e.g. 1/16.")]
-UsersOption = Annotated[
-    float | None,
-    typer.Option(
-        "--users",
-        "--concurrency",
-        metavar="NUMBER",
-        help="Requests in flight at the peak, each user's next one after the last (default: 1).",
-        min=1,
-    ),
-]
-WeightsOption = Annotated[
-    str | None,
-    typer.Option(metavar="FORMAT", help="bf16, fp8, int8, int4, Q4_K, ... (default: as stored)."),
-]
-KVOption = Annotated[
-    str | None,
-    typer.Option(metavar="DTYPE", help="bf16, fp8 or int8 (default: 16 bits a value)."),
-]
 
 
 def plan(
@@ -120,15 +82,7 @@ def plan(
     pipeline_parallel_size: Annotated[
         int | None, typer.Option("--pipeline-parallel-size", "--pp", metavar="INT", min=1)
     ] = None,
-    gpu_memory_utilization: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Of a GPU's memory, for the engine; on a CPU of the free memory, for KV.",
-            min=0.05,
-            max=1.0,
-        ),
-    ] = None,
+    gpu_memory_utilization: ShareOption = None,
     kv_cache_memory_bytes: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Of KV, instead; 4G and the like.")
     ] = None,
@@ -146,11 +100,8 @@ def plan(
         str | None,
         typer.Option(metavar="NAME", help="Of the model in commands, if MODEL is a config.json."),
     ] = None,
-    revision: Annotated[str | None, typer.Option(metavar="REVISION", help="Of the hub.")] = None,
-    hf_token: Annotated[
-        str | None,
-        typer.Option(metavar="TOKEN", help="Of the hub.", envvar="HF_TOKEN", show_default=False),
-    ] = None,
+    revision: RevisionOption = None,
+    hf_token: TokenOption = None,
     output_format: Annotated[
         str, typer.Option("--format", metavar="screen|md|json", help="How it is shown.")
     ] = "screen",
@@ -266,6 +217,9 @@ def kv(
     pipeline_parallel_size: Annotated[
         int, typer.Option("--pipeline-parallel-size", "--pp", metavar="INT", min=1)
     ] = 1,
+    gpu_memory_utilization: ShareOption = None,
+    revision: RevisionOption = None,
+    hf_token: TokenOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Only the memory of a plan: what a device holds, and how many users."""
@@ -280,7 +234,7 @@ def kv(
 
     if model is None:
         raise typer.BadParameter("MODEL is missing")
-    planned = read_model(model, weights=weights)
+    planned = read_model(model, weights=weights, revision=revision, token=hf_token)
     traffic = read_traffic(
         workload=workload,
         input_len=input_len,
@@ -288,7 +242,10 @@ def kv(
         scale=number("--scale", scale),
     )
     device = parse_hardware(hardware)
-    choices = Choices(kv=None if kv_cache_dtype is None else kv_format(kv_cache_dtype))
+    choices = Choices(
+        kv=None if kv_cache_dtype is None else kv_format(kv_cache_dtype),
+        memory_share=gpu_memory_utilization,
+    )
     layout = Layout(tensor_parallel_size, pipeline_parallel_size)
     settings = first_settings(planned, device, traffic, choices)
     memory = account(planned, device, layout, settings, traffic.lengths)

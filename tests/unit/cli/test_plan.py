@@ -17,6 +17,8 @@ import yaml
 
 from octavo.bench.workloads.presets import read_workload
 from octavo.cli.main import main
+from octavo.core.errors import ConfigError
+from octavo.simulator.hardware import parse_hardware
 from support import public_configs as public
 from support.plan_scenarios import short_simulations
 
@@ -149,6 +151,28 @@ def test_kv_alone(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "KV of a token" in text
     assert "131,072 B" in text
     assert "Engine" not in text
+
+
+def test_kv_of_a_share_of_the_memory(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for share in ("0.5", "0.9"):
+        options = ["--gpu-memory-utilization", share, "--json"]
+        assert main(["plan", "kv", config, "--hardware", "H100", *CHAT, *options]) == 0
+        found.append(json.loads(capsys.readouterr().out)["kv_bytes"])
+    memory = parse_hardware("H100").device.memory_bytes
+    assert found[1] - found[0] == pytest.approx(0.4 * memory, rel=1e-3)
+
+
+def test_kv_of_a_revision_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+
+    def read(model: str, **options: object) -> None:
+        asked.update(options)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("octavo.advisor.model.read_model", read)
+    assert main(["plan", "kv", "org/m", "--revision", "v2", "--hf-token", "hush"]) == 1
+    assert (asked["revision"], asked["token"]) == ("v2", "hush")
 
 
 def test_one_rule_is_explained_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
