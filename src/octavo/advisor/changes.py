@@ -12,6 +12,7 @@ from octavo.advisor.estimate import Deployed, Prediction
 from octavo.advisor.promise import Promise
 from octavo.core.model_spec import KVFormat
 from octavo.core.weight_format import WEIGHT_FORMATS, WeightFormat
+from octavo.simulator.cost_model import Provenance
 from octavo.simulator.hardware import Device, Hardware, device_names, parse_hardware
 
 _NARROWER: Mapping[str, tuple[str, ...]] = {
@@ -26,18 +27,29 @@ _MOST_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """With which the SLO is kept. text: what to do. effect: what it comes to."""
+    """With which the model fits and the SLO is kept. text: what to do. effect: what it comes to.
+    deployed: what is served then; None for changes of load or SLO. command: that starts it, and
+    engine: of the command; empty where they weren't asked for.
+    """
 
     kind: str
     text: str
     effect: str
+    provenance: Provenance
+    deployed: Deployed | None = None
+    engine: str = ""
+    command: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("kind", "text", "effect")}
+        names = ("kind", "text", "effect", "provenance")
+        return {name: getattr(self, name) for name in names} | {
+            "engine": self.engine or None,
+            "command": self.command or None,
+        }
 
 
 def nearest_changes(
-    deployed: Deployed, promise: Promise, prediction: Prediction | None
+    deployed: Deployed, promise: Promise | None, prediction: Prediction | None
 ) -> list[Change]:
     """deployed: corrected by its simulation. Of each kind the smallest change that is enough: of
     precision, of the number of devices, of the device; then what holds without a change: for how
@@ -52,7 +64,7 @@ def nearest_changes(
     return found[: _MOST_SHOWN + 1]
 
 
-def _precision(deployed: Deployed, promise: Promise) -> Iterator[Change]:
+def _precision(deployed: Deployed, promise: Promise | None) -> Iterator[Change]:
     """The widest format that is enough."""
     model, device = deployed.model, deployed.hardware.device
     for name in _NARROWER.get(model.matrices.name, ()):
@@ -62,13 +74,13 @@ def _precision(deployed: Deployed, promise: Promise) -> Iterator[Change]:
         narrow = replace(model, matrices=weights, quant_group=128 if weights.bits < 8 else 0)
         other = _replanned(deployed.but(model=narrow), promise)
         if other is not None and _is_enough(other, promise):
-            yield Change("precision", f"{name} weights", _at_load(other, promise))
+            yield _changed("precision", f"{name} weights", other, promise)
             return
     if deployed.settings.kv.bytes_per_head(128) > 132 and "fp8" in device.flops:
         kept = deployed.settings.but(kv=KVFormat("fp8"))
         other = _replanned(deployed.but(settings=kept), promise)
         if other is not None and _is_enough(other, promise):
-            yield Change("precision", "fp8 KV cache", _at_load(other, promise))
+            yield _changed("precision", "fp8 KV cache", other, promise)
 
 
 def _is_worth_it(weights: WeightFormat, device: Device) -> bool:
@@ -79,7 +91,7 @@ def _is_worth_it(weights: WeightFormat, device: Device) -> bool:
     return {"fp8": has_fp8, "int8": not has_fp8}.get(weights.name, True)
 
 
-def _more_devices(deployed: Deployed, promise: Promise) -> Iterator[Change]:
+def _more_devices(deployed: Deployed, promise: Promise | None) -> Iterator[Change]:
     """Twice and four times as many of the same, in any layout."""
     device, count = deployed.hardware.device, deployed.hardware.count
     if device.is_cpu:
@@ -89,12 +101,11 @@ def _more_devices(deployed: Deployed, promise: Promise) -> Iterator[Change]:
             return
         other = _replanned(deployed.but(hardware=Hardware(device, count * factor)), promise)
         if other is not None and _is_enough(other, promise):
-            text = f"{other.hardware}, as {other.layout}"
-            yield Change("devices", text, _at_load(other, promise))
+            yield _changed("devices", f"{other.hardware}, as {other.layout}", other, promise)
             return
 
 
-def _other_device(deployed: Deployed, promise: Promise) -> Iterator[Change]:
+def _other_device(deployed: Deployed, promise: Promise | None) -> Iterator[Change]:
     """The slowest that is enough, as many as now."""
     now = deployed.hardware
     known = [parse_hardware(name).device for name in device_names()]
@@ -102,11 +113,11 @@ def _other_device(deployed: Deployed, promise: Promise) -> Iterator[Change]:
     for device in sorted(faster, key=lambda one: one.read_bytes_per_second):
         other = _replanned(deployed.but(hardware=Hardware(device, now.count)), promise)
         if other is not None and _is_enough(other, promise):
-            yield Change("device", f"{other.hardware}", _at_load(other, promise))
+            yield _changed("device", f"{other.hardware}", other, promise)
             return
 
 
-def _less_load(deployed: Deployed, promise: Promise) -> Iterator[Change]:
+def _less_load(deployed: Deployed, promise: Promise | None) -> Iterator[Change]:
     capacity = deployed.capacity(promise)
     if capacity <= 0:
         return
@@ -116,7 +127,8 @@ def _less_load(deployed: Deployed, promise: Promise) -> Iterator[Change]:
     else:
         copies = math.ceil((deployed.load.rate or 0.0) / capacity)
         text = f"{capacity:.3g} requests/s instead of {deployed.load.rate:g}"
-    yield Change("load", text, f"or {copies} of the whole, behind one balancer")
+    effect = f"or {copies} of the whole, behind one balancer"
+    yield Change("load", text, effect, deployed.provenance)
 
 
 def _relaxed(prediction: Prediction) -> Change:
@@ -126,12 +138,22 @@ def _relaxed(prediction: Prediction) -> Change:
         for limit, found in prediction.limits_ms.items()
         if found.value > limit.limit_ms
     ]
-    return Change("slo", " and ".join(parts), "can be promised on what there is")
+    effect = "can be promised on what there is"
+    return Change("slo", " and ".join(parts), effect, prediction.provenance)
 
 
-def _replanned(deployed: Deployed, promise: Promise) -> Deployed | None:
+def _changed(kind: str, text: str, other: Deployed, promise: Promise | None) -> Change:
+    return Change(kind, text, _at_load(other, promise), other.provenance, other)
+
+
+def choices_of(deployed: Deployed) -> Choices:
+    """That a change leaves as they are."""
+    return Choices(kv=deployed.settings.kv, max_model_len=deployed.settings.max_model_len)
+
+
+def _replanned(deployed: Deployed, promise: Promise | None) -> Deployed | None:
     """With the layout and settings that suit it; corrections stay, as the best guess there is."""
-    choices = Choices(kv=deployed.settings.kv, max_model_len=deployed.settings.max_model_len)
+    choices = choices_of(deployed)
     settings = first_settings(deployed.model, deployed.hardware, deployed.traffic, choices)
     ranked = candidates(
         deployed.model,
@@ -148,9 +170,11 @@ def _replanned(deployed: Deployed, promise: Promise) -> Deployed | None:
     return tuned(best.deployed, promise, choices).but(corrections=deployed.corrections)
 
 
-def _is_enough(deployed: Deployed, promise: Promise) -> bool:
+def _is_enough(deployed: Deployed, promise: Promise | None) -> bool:
     if not deployed.memory.fits:
         return False
+    if promise is None:
+        return True
     lane = deployed.lane_at(deployed.load)
     return lane.is_stable and all(
         deployed.quantile_ms(lane, limit.metric, limit.q) <= limit.limit_ms
@@ -158,7 +182,9 @@ def _is_enough(deployed: Deployed, promise: Promise) -> bool:
     )
 
 
-def _at_load(deployed: Deployed, promise: Promise) -> str:
+def _at_load(deployed: Deployed, promise: Promise | None) -> str:
+    if promise is None:
+        return f"fits, with KV for {deployed.memory.users_mean:,.0f} users"
     lane = deployed.lane_at(deployed.load)
     return ", ".join(
         f"{limit.metric.upper()} p{100 * limit.q:g} "

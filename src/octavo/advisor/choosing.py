@@ -78,6 +78,7 @@ class Candidate:
             "capacity": round(self.capacity, 3),
             "output_rate": round(self.output_rate, 1),
             "worst_share_of_limit": round(self.worst, 3),
+            "provenance": self.deployed.provenance,
             "findings": [finding.to_json() for finding in self.findings],
         }
 

@@ -100,7 +100,8 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """points: None if rules exclude it. reasons: that spoke for or against it. is_tied: with the
+    """points: None if rules exclude it. reasons: that spoke for or against it. command: empty for
+    a deployment that can't be started. is_tied: with the
     first, so that what one runs already decides.
     """
 
@@ -122,7 +123,7 @@ class EngineChoice:
             "points": self.points,
             "tied_with_first": self.is_tied,
             "reasons": [finding.to_json() for finding in self.reasons],
-            "command": self.command,
+            "command": self.command or None,
             "notes": list(self.notes),
         }
 
@@ -145,9 +146,10 @@ def engines() -> Mapping[str, Engine]:
     }
 
 
-def choose_engines(facts: Facts, launch: LaunchFacts) -> list[EngineChoice]:
+def choose_engines(facts: Facts, launch: LaunchFacts | None) -> list[EngineChoice]:
     """All engines, best first, excluded ones last. Those within a point of the first are tied: what
-    engines are ahead of each other by is less than what a version changes.
+    engines are ahead of each other by is less than what a version changes. launch: None gives no
+    commands.
     """
     points: dict[str, int | None] = dict.fromkeys(engines(), 0)
     reasons: dict[str, list[Finding]] = {name: [] for name in engines()}
@@ -174,8 +176,8 @@ def choose_engines(facts: Facts, launch: LaunchFacts) -> list[EngineChoice]:
                 engine,
                 own,
                 tuple(told),
-                engine.command(launch),
-                engine.notes_for(launch),
+                engine.command(launch) if launch is not None else "",
+                engine.notes_for(launch) if launch is not None else (),
                 is_tied,
             )
         )

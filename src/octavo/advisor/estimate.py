@@ -70,7 +70,8 @@ class Range:
 class Prediction:
     """Of all replicas together at a load. times_ms: by name, see METRICS, and of the SLO's own
     percentiles. chance: share of draws in which the whole SLO is kept; None without one. load:
-    share of what the replicas could do at most. method: how it was found.
+    share of what the replicas could do at most. method: how it was found. costs: where those of
+    steps are from. provenance: of all numbers here.
     """
 
     times_ms: Mapping[str, Range]
@@ -85,6 +86,7 @@ class Prediction:
     num_simulated: int
     preemptions: int
     method: str
+    costs: Provenance
     provenance: Provenance
 
     @property
@@ -130,6 +132,12 @@ class Deployed:
     @cached_property
     def steps(self) -> StepTimes:
         return self.steps_of(self.cost)
+
+    @property
+    def provenance(self) -> Provenance:
+        """Of what is predicted. What engines usually reach of a specification is a prior."""
+        costs = self.cost.provenance
+        return "prior" if costs == "specification" else costs
 
     @property
     def lanes(self) -> int:
@@ -228,7 +236,8 @@ class Deployed:
             num_simulated=0 if outcome is None else outcome.num_requests,
             preemptions=0 if outcome is None else outcome.preemptions,
             method=self._method(outcome),
-            provenance=self.cost.provenance,
+            costs=self.cost.provenance,
+            provenance=self.provenance,
         )
 
     def simulated(self, wanted: tuple[tuple[str, float], ...]) -> tuple[Deployed, Outcome | None]:

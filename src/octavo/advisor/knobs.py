@@ -49,6 +49,7 @@ class Chosen:
             "value": chosen.value,
             "why": f"{chosen.brief}; {chosen.why}",
             "rule": chosen.rule,
+            "provenance": "prior",
             "flags": dict(knob.flags),
             "raising_it": {
                 "ttft": knob.ttft,

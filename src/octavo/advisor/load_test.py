@@ -10,6 +10,7 @@ from octavo.advisor.estimate import Deployed, Prediction, Range
 from octavo.advisor.promise import Promise
 from octavo.advisor.queueing import Load
 from octavo.advisor.traffic import Traffic
+from octavo.simulator.cost_model import Provenance
 
 WORKLOAD_FILE = "workload.yaml"
 
@@ -59,6 +60,7 @@ class LoadTest:
     most_output: float
     knee_users: float
     capacity_rate: float
+    provenance: Provenance
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -67,6 +69,7 @@ class LoadTest:
             "x_max_output_rate": round(self.most_output, 1),
             "n_star_users": round(self.knee_users, 1),
             "slo_request_rate": round(self.capacity_rate, 3),
+            "provenance": self.provenance,
         }
 
 
@@ -128,7 +131,7 @@ def load_test(
                 "no refusals: set the queue limit",
             ),
         ]
-    return LoadTest(tuple(steps), tuple(ladder), top, knee, rate)
+    return LoadTest(tuple(steps), tuple(ladder), top, knee, rate, deployed.provenance)
 
 
 def _peak(url: str, asks: str, slo: str, traffic: Traffic, prediction: Prediction) -> Step:
@@ -154,19 +157,14 @@ def _ladder(deployed: Deployed) -> list[Rung]:
     """Users doubled until output rises by less than 3 %, or memory is full."""
     rungs: list[Rung] = []
     users = 1
-    corrections = {key: 1.0 for key in deployed.corrections if key[0] == "ttft"}
-    plain = deployed.but(
-        traffic=replace(deployed.traffic, users=1, rate=None),
-        # A wait that was corrected at the peak is none for one user.
-        corrections={**deployed.corrections, **corrections},
-    )
+    plain = deployed.but(traffic=replace(deployed.traffic, users=1, rate=None))
     while users <= 4096:
         lane = plain.lane_at(Load(users=float(users)))
         lanes = min(users, plain.lanes)
         rung = Rung(
             users,
             lane.output_rate * lanes,
-            plain.quantile_ms(lane, "ttft", 0.5),
+            _ttft_ms(deployed, plain, users),
             plain.quantile_ms(lane, "tpot", 0.5),
         )
         rungs.append(rung)
@@ -174,6 +172,32 @@ def _ladder(deployed: Deployed) -> list[Rung]:
             break
         users *= 2
     return rungs
+
+
+def _alone_ms(deployed: Deployed) -> float:
+    """TTFT of the median prompt, with nobody else there."""
+    traffic, budget = deployed.traffic, deployed.settings.token_budget
+    prompt = max(1.0, traffic.lengths.input_p50 * (1 - traffic.hit_rate))
+    pieces = math.ceil(prompt / budget)
+    return 1e3 * pieces * deployed.steps.mixed(0, prompt / pieces)
+
+
+def _ttft_ms(deployed: Deployed, closed: Deployed, users: int) -> float:
+    """Of users in a closed loop. From the users of the plan on, the closed form times what their
+    simulation corrected; below, where nearly all that it corrected is a wait, between one user
+    alone and these.
+    """
+
+    def corrected(count: float) -> float:
+        return closed.quantile_ms(closed.lane_at(Load(users=count)), "ttft", 0.5)
+
+    peak, alone = deployed.load.users, _alone_ms(closed)
+    if peak is None:  # requests at a rate: nothing is known of their closed loop
+        return alone * corrected(users) / corrected(1)
+    if users >= peak:
+        return corrected(users)
+    share = math.log(users) / math.log(peak)
+    return float(alone ** (1 - share) * corrected(peak) ** share)
 
 
 def _rate_capacity(deployed: Deployed, promise: Promise | None) -> float:

@@ -83,6 +83,12 @@ class Memory:
         return self.users_longest >= 1
 
     @property
+    def provenance(self) -> Provenance:
+        """Of weights and free memory together."""
+        is_measured = any(line.provenance == "measured" for line in self.lines)
+        return "measured" if is_measured else "specification"
+
+    @property
     def static_share(self) -> float:
         """Weights and KV, of all memory: what SGLang calls static."""
         return (self.weight_bytes + self.kv_bytes) / self.device_bytes

@@ -10,7 +10,7 @@ from typing import Any
 import octavo
 from octavo.advisor.bounds import Bound, bounds
 from octavo.advisor.case_facts import facts_of
-from octavo.advisor.changes import Change, nearest_changes
+from octavo.advisor.changes import Change, choices_of, nearest_changes
 from octavo.advisor.choosing import (
     Candidate,
     Choices,
@@ -21,7 +21,7 @@ from octavo.advisor.choosing import (
     with_batch,
 )
 from octavo.advisor.engines import EngineChoice, LaunchFacts, choose_engines, general_findings
-from octavo.advisor.estimate import METRICS, CostSource, Deployed, Prediction
+from octavo.advisor.estimate import METRICS, NUM_DRAWS, CostSource, Deployed, Prediction
 from octavo.advisor.facts import Facts
 from octavo.advisor.knobs import Chosen, chosen_knobs
 from octavo.advisor.load_test import LoadTest, load_test
@@ -29,7 +29,7 @@ from octavo.advisor.model import PlannedModel
 from octavo.advisor.promise import Promise
 from octavo.advisor.rules import Finding, Kind, matching
 from octavo.advisor.traffic import Traffic
-from octavo.advisor.verdict import Verdict, judge
+from octavo.advisor.verdict import Judgement, Verdict, judge
 from octavo.core.errors import ConfigError
 from octavo.simulator.hardware import Hardware
 
@@ -52,15 +52,14 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """deployed: what was chosen, corrected by its simulation. binding: what limits it, in words.
-    layouts: all that were compared. others: other hardware that was asked for, with its plan's
-    verdict. assumptions: what was taken for granted.
+    """deployed: what was chosen, corrected by its simulation. layouts: all that were compared.
+    others: other hardware that was asked for, with what is said of it. assumptions: what was taken
+    for granted.
     """
 
     question: Question
     deployed: Deployed
-    verdict: Verdict
-    binding: str
+    judgement: Judgement
     prediction: Prediction | None
     capacity: float
     replicas_needed: int
@@ -74,8 +73,17 @@ class Plan:
     changes: tuple[Change, ...]
     load_test: LoadTest | None
     facts: Facts
-    others: tuple[tuple[Hardware, Verdict, str], ...]
+    others: tuple[tuple[Hardware, Judgement], ...]
     assumptions: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.judgement.verdict
+
+    @property
+    def binding(self) -> str:
+        """What limits it, in words."""
+        return self.judgement.binding
 
     @property
     def is_good(self) -> bool:
@@ -99,10 +107,12 @@ class Plan:
             "verdict": self.verdict.name.lower(),
             "verdict_text": self.verdict.value,
             "binding": self.binding,
+            "binding_provenance": self.judgement.provenance,
             "memory": memory.to_json(),
             "prediction": None if prediction is None else _prediction_json(prediction),
             "capacity": round(self.capacity, 3),
             "capacity_unit": "users" if question.traffic.users is not None else "requests/s",
+            "capacity_provenance": None if prediction is None else prediction.provenance,
             "replicas_needed": self.replicas_needed,
             "bounds": [bound.to_json() for bound in self.floors],
             "layout": {
@@ -126,8 +136,13 @@ class Plan:
             "changes": [change.to_json() for change in self.changes],
             "load_test": None if self.load_test is None else self.load_test.to_json(),
             "other_hardware": [
-                {"hardware": str(hardware), "verdict": verdict.name.lower(), "why": why}
-                for hardware, verdict, why in self.others
+                {
+                    "hardware": str(hardware),
+                    "verdict": other.verdict.name.lower(),
+                    "why": other.binding,
+                    "provenance": other.provenance,
+                }
+                for hardware, other in self.others
             ],
             "assumptions": list(self.assumptions),
         }
@@ -152,14 +167,29 @@ def make_plan(question: Question) -> Plan:
         best = made[-1]
     else:
         best = max(made, key=lambda plan: (plan.deployed.memory.fits, plan.capacity))
-    rest = tuple(
-        (plan.deployed.hardware, plan.verdict, plan.binding) for plan in made if plan is not best
-    )
-    promise = question.promise
+    rest = tuple((plan.deployed.hardware, plan.judgement) for plan in made if plan is not best)
     changes: list[Change] = []
-    if promise is not None and not best.is_good:
-        changes = nearest_changes(best.deployed, promise, best.prediction)
+    if not best.is_good:
+        changes = nearest_changes(best.deployed, question.promise, best.prediction)
+    if best.verdict is Verdict.DOES_NOT_FIT:
+        changes = _with_a_command(question, changes)
     return replace(best, others=rest, changes=tuple(changes))
+
+
+def _with_a_command(question: Question, changes: list[Change]) -> list[Change]:
+    """The first that holds when it is planned in full gets the command that starts it: for what
+    doesn't fit there is no other.
+    """
+    for place, change in enumerate(changes):
+        if (other := change.deployed) is None:
+            continue
+        asked = replace(question, model=other.model, choices=choices_of(other))
+        plan = _plan_on(asked, other.hardware)
+        if plan.is_good:
+            first = plan.engines[0]
+            started = replace(change, engine=first.engine.name, command=first.command)
+            return [*changes[:place], started, *changes[place + 1 :]]
+    return changes
 
 
 def _plan_on(question: Question, hardware: Hardware) -> Plan:
@@ -180,17 +210,17 @@ def _plan_on(question: Question, hardware: Hardware) -> Plan:
         capacity = deployed.capacity(promise)
         if promise is not None:
             deployed = with_batch(deployed, capacity, choices)
-    floors = bounds(model, hardware, deployed.layout, traffic, settings.kv)
-    verdict, binding = judge(deployed, promise, prediction, floors, fits, ranked)
-    facts = facts_of(deployed, prediction, promise, capacity, verdict.is_good)
+    floors = bounds(deployed)
+    judgement = judge(deployed, promise, prediction, floors, fits, ranked)
+    facts = facts_of(deployed, prediction, promise, capacity, judgement.verdict.is_good)
     features = matching(Kind.FEATURE, facts.as_dict())
     num_queued = _num_queued(prediction, promise, deployed)
-    engines = choose_engines(facts, _launch(deployed, facts, features, num_queued))
+    launch = _launch(deployed, facts, features, num_queued) if fits else None
+    engines = choose_engines(facts, launch)
     return Plan(
         question=question,
         deployed=deployed,
-        verdict=verdict,
-        binding=binding,
+        judgement=judgement,
         prediction=prediction,
         capacity=capacity,
         replicas_needed=_replicas_needed(deployed, capacity),
@@ -274,9 +304,11 @@ def _assumptions(
     if traffic.users is not None:
         said.append("users are requests in flight; people who read between requests are more")
     if prediction is not None:
+        is_spec = prediction.costs == "specification"
+        usual = ", with what engines usually reach of it (prior)" if is_spec else ""
         said.append(
-            f"times: {prediction.method}; costs: {prediction.provenance}, with what engines "
-            "usually reach of it (prior); intervals hold 90 % of 60 draws"
+            f"times: {prediction.method}; costs: {prediction.costs}{usual}; intervals hold 90 % of "
+            f"{NUM_DRAWS} draws"
         )
     if not deployed.hardware.device.is_cpu:
         said.append(
@@ -314,5 +346,6 @@ def _prediction_json(prediction: Prediction) -> dict[str, Any]:
         "simulated_requests": prediction.num_simulated,
         "preemptions": prediction.preemptions,
         "method": prediction.method,
+        "costs": prediction.costs,
         "provenance": prediction.provenance,
     }

@@ -32,7 +32,8 @@ _STEPS = (0.8191725133961644, 0.6710436067037892, 0.5497004779019702)
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of many requests, in tokens. input: whole prompts; longest: prompt and answer together.
+    """Of many requests, in tokens. input: whole prompts; p50: the median; longest: prompt and
+    answer together.
 
     context: that a sequence holds, averaged over the time that sequences live: longer answers live
     longer, so this is above input_mean + output_mean / 2. inverse_output: mean of 1 / (tokens after
@@ -40,8 +41,10 @@ class Lengths:
     """
 
     input_mean: float
+    input_p50: float
     input_p99: float
     output_mean: float
+    output_p50: float
     longest: int
     context: float
     context_sd: float
@@ -85,6 +88,7 @@ class Traffic:
         drawn = list(_sample(self.workload))
         number = len(drawn)
         inputs = sorted(prompt for prompt, _ in drawn)
+        outputs = sorted(output for _, output in drawn)
         input_mean, output_mean = self.workload.mean_lengths()
         # A sequence that writes o tokens is seen o times, with o / 2 of them in its context.
         weight = sum(output for _, output in drawn)
@@ -92,8 +96,10 @@ class Traffic:
         square = sum(o * ((i + o / 2) ** 2 + o * o / 12) for i, o in drawn) / weight
         return Lengths(
             input_mean=input_mean,
+            input_p50=inputs[number // 2],
             input_p99=inputs[int(0.99 * number)],
             output_mean=output_mean,
+            output_p50=outputs[number // 2],
             longest=max(_longest(each) for each in self.workload.classes),
             context=context,
             context_sd=math.sqrt(max(0.0, square - context**2)),

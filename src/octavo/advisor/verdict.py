@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from octavo.advisor.bounds import Bound, forbidden
@@ -9,6 +10,7 @@ from octavo.advisor.choosing import Candidate
 from octavo.advisor.estimate import Deployed, Prediction
 from octavo.advisor.promise import Promise
 from octavo.advisor.rules import REJECT
+from octavo.simulator.cost_model import Provenance
 
 _CERTAIN = 0.9
 """Share of draws from which on an answer is given without a maybe."""
@@ -28,6 +30,15 @@ class Verdict(StrEnum):
         return self in (Verdict.MEETS, Verdict.PROBABLY, Verdict.FITS)
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """binding: what limits it, in words; provenance: of the numbers in them."""
+
+    verdict: Verdict
+    binding: str
+    provenance: Provenance
+
+
 def judge(
     deployed: Deployed,
     promise: Promise | None,
@@ -35,20 +46,20 @@ def judge(
     floors: tuple[Bound, ...],
     fits: bool,
     ranked: list[Candidate],
-) -> tuple[Verdict, str]:
-    """And the binding limit in words. ranked: layouts, best first."""
+) -> Judgement:
+    """ranked: layouts, best first."""
     if not fits or prediction is None:
         closest = ranked[0]
         reasons = [finding.reason for finding in closest.findings if finding.rule.effect == REJECT]
-        return Verdict.DOES_NOT_FIT, f"{closest.layout}: {'; '.join(reasons)}"
+        words = f"{closest.layout}: {'; '.join(reasons)}"
+        return Judgement(Verdict.DOES_NOT_FIT, words, deployed.memory.provenance)
     if impossible := forbidden(promise, floors):
         limit, bound = impossible[0]
-        return (
-            Verdict.IMPOSSIBLE,
-            f"{limit}: physics allows {bound.floor_ms:,.1f} ms at best, since {bound.how}",
-        )
+        words = f"{limit}: {bound.says} allows {bound.floor_ms:,.1f} ms at best, since {bound.how}"
+        return Judgement(Verdict.IMPOSSIBLE, words, bound.provenance)
+    provenance = prediction.provenance
     if promise is None:
-        return Verdict.FITS, _bottleneck(deployed, prediction)
+        return Judgement(Verdict.FITS, _bottleneck(deployed, prediction), provenance)
     limit, found = max(
         prediction.limits_ms.items(), key=lambda item: item[1].value / item[0].limit_ms
     )
@@ -57,11 +68,14 @@ def judge(
         f"{_bottleneck(deployed, prediction, limit.metric)}"
     )
     if not prediction.is_stable:
-        return Verdict.MISSES, f"more comes than can be done, the queue grows; {nearest}"
+        words = f"more comes than can be done, the queue grows; {nearest}"
+        return Judgement(Verdict.MISSES, words, provenance)
     chance = prediction.chance or 0.0
     if prediction.meets:
-        return (Verdict.MEETS if chance >= _CERTAIN else Verdict.PROBABLY), nearest
-    return (Verdict.MISSES if chance <= 1 - _CERTAIN else Verdict.PROBABLY_NOT), nearest
+        verdict = Verdict.MEETS if chance >= _CERTAIN else Verdict.PROBABLY
+    else:
+        verdict = Verdict.MISSES if chance <= 1 - _CERTAIN else Verdict.PROBABLY_NOT
+    return Judgement(verdict, nearest, provenance)
 
 
 def _bottleneck(deployed: Deployed, prediction: Prediction, metric: str = "tpot") -> str:

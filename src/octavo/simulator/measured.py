@@ -140,6 +140,23 @@ class MeasuredCost:
                 attention_slowness=attention_slowness,
             )
 
+    @property
+    def read_bytes_per_second(self) -> float:
+        """The most that a kernel of this deployment reached, with one row or token."""
+        formats = self._deployment
+        return max(
+            formats.matrices.num_bytes(1) / self._matrices[0][1],
+            formats.rest.num_bytes(1) / self._head[0][1],
+            1 / self._speeds.decoding[formats.kv.dtype],
+        )
+
+    @property
+    def flops_per_second(self) -> float:
+        """The most that a product of this deployment reached, with as many rows as it likes."""
+        return max(
+            2 * rows / seconds for curve in (self._matrices, self._head) for rows, seconds in curve
+        )
+
     def seconds(self, work: StepWork) -> float:
         rows = work.num_tokens
         spec = self._spec

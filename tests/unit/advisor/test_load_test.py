@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 import typer
 
+from octavo.advisor.plan import make_plan
 from octavo.cli.main import app
-from support.plan_scenarios import SCENARIOS, Scenario, plan_of
+from support.plan_scenarios import SCENARIOS, Scenario, plan_of, scenario_named
 
 WITH_LOAD = [scenario for scenario in SCENARIOS if plan_of(scenario).load_test is not None]
 
@@ -39,6 +40,17 @@ def test_the_ladder_rises_and_ends_where_output_no_longer_does() -> None:
         assert all(after > before for before, after in pairwise(rates[:-1])), scenario
         assert load_test.ladder[0].users == 1
         assert 1 <= load_test.knee_users <= load_test.ladder[-1].users
+
+
+def test_one_user_alone_waits_for_no_one() -> None:
+    """Prompts of a chat are mostly shorter than their mean, of which the closed form knows."""
+    plan = make_plan(plan_of(scenario_named("0.5B on a laptop")).question)  # simulated in full
+    assert plan.load_test is not None
+    assert plan.prediction is not None
+    one, two = plan.load_test.ladder[:2]
+    floor = next(bound.floor_ms for bound in plan.floors if bound.metric == "ttft")
+    assert floor < one.ttft_ms < 1.05 * plan.prediction.times_ms["ttft_p50"].value
+    assert two.ttft_ms == pytest.approx(plan.prediction.times_ms["ttft_p50"].value)
 
 
 def test_with_a_rate_in_the_slo_capacity_soak_and_overload_are_parts_of_it() -> None:

@@ -126,7 +126,7 @@ def test_the_interval_holds_the_value_and_is_as_wide_as_what_is_not_known() -> N
         assert value.low <= value.value <= value.high
     tpot = found.times_ms["tpot_p50"]
     assert 1.1 < tpot.high / tpot.low < 2.5
-    assert found.provenance == "specification"
+    assert (found.costs, found.provenance) == ("specification", "prior")
     assert found.chance == 1.0
 
 

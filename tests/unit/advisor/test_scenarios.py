@@ -10,7 +10,8 @@ from octavo.advisor.output.markdown import plan_markdown
 from octavo.advisor.output.screen import MOST_LINES, WIDTH, plan_lines
 from octavo.advisor.plan import Plan
 from octavo.advisor.rules import REJECT, Kind, rules
-from support.plan_scenarios import SCENARIOS, Scenario, plan_of
+from octavo.advisor.verdict import Verdict
+from support.plan_scenarios import SCENARIOS, Scenario, plan_of, scenario_named
 
 each = pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
 
@@ -55,6 +56,9 @@ def test_json_and_markdown_have_all_of_it(scenario: Scenario) -> None:
     text = plan_markdown(plan)
     for choice in plan.engines:
         assert choice.command in text
+        assert bool(choice.command) is (plan.prediction is not None)
+    for change in plan.changes:
+        assert change.command in text
     for finding in plan.pitfalls:
         assert finding.reason in text
 
@@ -71,6 +75,23 @@ def test_what_is_predicted_is_in_order(scenario: Scenario) -> None:
         assert low.value <= high.value
     for bound in plan.floors:
         assert bound.floor_ms < times[f"{bound.metric}_p50"].value, bound
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("70B in 16 bits on one H100", "--quantization "),
+        ("DeepSeek-V3 on eight H100", "org/model"),
+    ],
+)
+def test_what_does_not_fit_comes_with_the_command_of_a_change(name: str, command: str) -> None:
+    plan = plan_of(scenario_named(name))
+    assert plan.verdict is Verdict.DOES_NOT_FIT
+    [started] = [change for change in plan.changes if change.command]
+    assert started.deployed is not None
+    assert started.deployed.memory.fits
+    assert command in started.command
+    assert any(started.command.split(" --")[0] in str(line) for line in plan_lines(plan))
 
 
 def test_every_rule_is_needed_by_a_scenario() -> None:

@@ -77,7 +77,10 @@ def test_what_does_not_fit_says_by_how_much_and_chooses_no_knobs(
     path.write_text(json.dumps(public.LLAMA_3_70B))
     assert main(["plan", str(path), "--hardware", "L40S:2", "--rate", "9", *CHAT]) == 1
     text = capsys.readouterr().out
-    assert "does not fit: TP 2: weights take 65" in text
+    assert re.search(r"does not fit: TP 2: weights take 65.* \[spec\]", text)
+    [change] = re.findall(r"^  fp8 weights: fits.*; with vLLM:\n    (.*)", text, re.MULTILINE)
+    assert change.startswith("vllm serve MODEL --tensor-parallel-size 2")
+    assert text.count("vllm serve") == 1
     assert re.search(r"left for KV +-\d\d\.\d\d GiB", text)
     assert "Engine, when it fits" in text
     for part in ("Knobs", "one or two users", "max-num-seqs above"):
@@ -124,7 +127,11 @@ def test_json_says_where_every_number_is_from(
         "fitted",
         "prior",
     }
-    assert plan["prediction"]["provenance"] == "specification"
+    assert plan["prediction"]["costs"] == "specification"
+    predicted = (plan["prediction"], plan["load_test"], *plan["layouts"], *plan["knobs"])
+    assert {one["provenance"] for one in predicted} == {"prior"}
+    assert plan["binding_provenance"] == plan["capacity_provenance"] == "prior"
+    assert {bound["provenance"] for bound in plan["bounds"]} == {"specification"}
     assert plan["traffic"]["rate"] == 2
     assert all(f["source"] and f["as_of"] for f in plan["pitfalls"])
 

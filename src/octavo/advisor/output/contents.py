@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import octavo
+from octavo.advisor.changes import Change
 from octavo.advisor.estimate import NUM_DRAWS, Range
 from octavo.advisor.load_test import WORKLOAD_FILE
 from octavo.advisor.memory import GIB, Line, Memory
@@ -76,20 +77,24 @@ def verdict(plan: Plan) -> str:
     """One line."""
     chance = plan.prediction.chance if plan.prediction is not None else None
     sure = "" if chance is None else f" ({chance:.0%} of {NUM_DRAWS} draws keep it)"
-    return f"{plan.verdict.value}{sure}: {plan.binding}"
+    return f"{plan.verdict.value}{sure}: {plan.binding} [{TAGS[plan.judgement.provenance]}]"
 
 
 def sections(plan: Plan) -> Iterator[Section]:
     if plan.prediction is not None:
         yield Section("What to expect", _predictions(plan))
+    predicted = f"[{TAGS[plan.deployed.provenance]}]"
     if plan.changes:
-        items = tuple(Item(c.text, c.effect) for c in plan.changes)
-        yield Section("Nearest changes that would do", items, most_lines=6)
+        items = tuple(map(_change, plan.changes))
+        yield Section(f"Nearest changes that would do {predicted}", items, most_lines=10)
     if plan.others:
-        items = tuple(Item(str(h), f"{v.value}: {why}") for h, v, why in plan.others)
+        items = tuple(
+            Item(str(hardware), f"{one.verdict.value}: {one.binding} [{TAGS[one.provenance]}]")
+            for hardware, one in plan.others
+        )
         yield Section("Other hardware that was asked for", items, most_lines=6)
     yield memory_section(plan.deployed.memory, str(plan.deployed.layout))
-    yield Section("Layout", _layouts(plan), most_lines=6)
+    yield Section(f"Layout {predicted}", _layouts(plan), most_lines=6)
     if plan.prediction is None:  # no value of a knob would make it fit
         yield Section("Engine, when it fits", _engines(plan), most_lines=21)
     else:
@@ -97,7 +102,7 @@ def sections(plan: Plan) -> Iterator[Section]:
         yield Section("Knobs [prior], and what raising each does", _knobs(plan))
     if plan.load_test is not None:
         file = "" if plan.question.traffic.option else f"; --out DIR writes {WORKLOAD_FILE}"
-        title = f"Load test, with what it should show [prior]{file}"
+        title = f"Load test, with what it should show {predicted}{file}"
         yield Section(title, _steps(plan), most_lines=17)
     if plan.pitfalls:
         items = tuple(Item(f"{f.id} {f.verdict}", f.reason) for f in plan.pitfalls)
@@ -137,7 +142,7 @@ def _predictions(plan: Plan) -> Table:
     prediction = plan.prediction
     if prediction is None:
         return Table((), (), (), wide=0)
-    tag = "[prior]" if prediction.provenance == "specification" else f"[{prediction.provenance}]"
+    tag = f"[{TAGS[prediction.provenance]}]"
     of_limit = {
         f"{limit.metric} p{100 * limit.q:g}": f"< {limit.limit_ms:g} ms"
         for limit in prediction.limits_ms
@@ -164,6 +169,11 @@ def _predictions(plan: Plan) -> Table:
     )
 
 
+def _change(change: Change) -> Item:
+    command = f"; with {change.engine}:" if change.command else ""
+    return Item(change.text, f"{change.effect}{command}", change.command)
+
+
 def _capacity(plan: Plan) -> tuple[str, str, str]:
     unit = "users" if plan.question.traffic.users is not None else "requests/s"
     within = "within the SLO" if plan.question.promise is not None else "running at once"
@@ -187,7 +197,9 @@ def _layouts(plan: Plan) -> tuple[Item, ...]:
                 text = f"{digits(candidate.capacity)} {unit} within the SLO, {text}"
             text += f"; {notes}" if notes else ""
         lead = str(candidate.layout)
-        items.append(Item(f"chosen: {lead}" if place == 0 else lead, text))
+        if place == 0:
+            lead = f"nearest: {lead}" if candidate.is_rejected else f"chosen: {lead}"
+        items.append(Item(lead, text))
     return tuple(items)
 
 

@@ -19,7 +19,7 @@ def plan_markdown(plan: Plan) -> str:
     if plan.prediction is not None:
         lines += ["## The knobs, in sentences", ""]
         lines += [line for item in contents.knob_reasons(plan) for line in _item(item)]
-    lines += ["", "## Commands for every engine", "", *_commands(plan)]
+        lines += ["", "## Commands for every engine", "", *_commands(plan)]
     lines += [contents.closing(plan), ""]
     return "\n".join(lines)
 
