@@ -35,6 +35,7 @@ from octavo.decisions import (
     length_reason,
     memory_share,
     reservation,
+    scheduler_settings,
     step_budget,
 )
 from octavo.decisions import speculation as speculation_decisions
@@ -148,7 +149,6 @@ def build_engine(
     from octavo.ops.backend import load_backend
     from octavo.runner.model_runner import ModelRunner
     from octavo.sampling.sampler import Sampler
-    from octavo.scheduler.settings import SchedulerSettings
 
     model = build_model(checkpoint.config)
     backend = load_backend(
@@ -216,7 +216,7 @@ def build_engine(
     executor: Executor = LocalExecutor(runner)
     if probe is not None:
         executor = probe.on_executor(executor)
-    settings = SchedulerSettings.of(
+    settings = scheduler_settings(
         config,
         num_blocks=executor.num_blocks,
         max_model_len=sizing.max_model_len,

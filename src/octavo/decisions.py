@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from octavo.config import CacheConfig, ModelConfig, SchedulerConfig
+from octavo.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from octavo.core.errors import ConfigError
 from octavo.speculative_config import SpeculativeConfig
+
+if TYPE_CHECKING:
+    from octavo.scheduler.settings import SchedulerSettings
 
 
 class Decision(NamedTuple):
@@ -100,3 +103,33 @@ def length_reason(config: ModelConfig) -> str:
     if config.max_model_len is None:
         return "what the model was made for"
     return "the longest that fits" if config.max_model_len == -1 else "set by --max-model-len"
+
+
+def scheduler_settings(
+    config: Config,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    max_num_batched_tokens: int,
+    seconds_by_rows: tuple[tuple[int, float], ...] = (),
+) -> SchedulerSettings:
+    """As configured, with what the configuration leaves open and is decided by then."""
+    from octavo.scheduler.settings import SchedulerSettings  # only the engine's side loads it
+
+    speculation = config.speculation.parsed
+    return SchedulerSettings(
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=config.cache.block_size,
+        caches_prefixes=config.cache.caches_prefixes,
+        reserves_max_model_len=config.cache.kv_policy == "reserve-max",
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+        enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
+        batching=config.scheduler.batching,
+        scheduling_policy=config.scheduler.scheduling_policy,
+        draft_lengths=speculation.max_lengths,
+        adapts_drafts=speculation.is_adaptive,
+        seconds_by_rows=seconds_by_rows,
+    )

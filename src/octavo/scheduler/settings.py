@@ -5,9 +5,7 @@ build it from the same settings, and so does a replay of recorded steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
-from octavo.config import Config
 from octavo.kvcache.block_pool import BlockPool
 from octavo.scheduler.batching import batching_named
 from octavo.scheduler.drafting import Drafting, FixedDrafts
@@ -39,35 +37,6 @@ class SchedulerSettings:
     adapts_drafts: bool = True
     seconds_by_rows: tuple[tuple[int, float], ...] = ()
     num_stages: int = 1
-
-    @classmethod
-    def of(
-        cls,
-        config: Config,
-        *,
-        num_blocks: int,
-        max_model_len: int,
-        max_num_batched_tokens: int,
-        seconds_by_rows: tuple[tuple[int, float], ...] = (),
-    ) -> Self:
-        """config: of an engine; what it leaves open is decided by then."""
-        speculation = config.speculation.parsed
-        return cls(
-            num_blocks=num_blocks,
-            max_model_len=max_model_len,
-            max_num_batched_tokens=max_num_batched_tokens,
-            block_size=config.cache.block_size,
-            caches_prefixes=config.cache.caches_prefixes,
-            reserves_max_model_len=config.cache.kv_policy == "reserve-max",
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
-            enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
-            batching=config.scheduler.batching,
-            scheduling_policy=config.scheduler.scheduling_policy,
-            draft_lengths=speculation.max_lengths,
-            adapts_drafts=speculation.is_adaptive,
-            seconds_by_rows=seconds_by_rows,
-        )
 
     def build(self) -> Scheduler:
         """A new one. Raises ConfigError for a name that there isn't."""

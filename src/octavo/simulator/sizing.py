@@ -9,7 +9,14 @@ from octavo.config import Config
 from octavo.core.dtypes import KV_DTYPE_ALIASES
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat, ModelSpec
-from octavo.decisions import Decision, asked_length, length_reason, memory_share, step_budget
+from octavo.decisions import (
+    Decision,
+    asked_length,
+    length_reason,
+    memory_share,
+    scheduler_settings,
+    step_budget,
+)
 from octavo.kvcache.sizing import decide_num_blocks
 from octavo.scheduler.settings import SchedulerSettings
 from octavo.simulator.cost_model import CostModel
@@ -76,7 +83,7 @@ def size_engine(
         max_model_len=asked_length(config.model, spec.max_position),
     )
     budget, budget_reason = step_budget(config.scheduler, kind, sizing.max_model_len)
-    settings = SchedulerSettings.of(
+    settings = scheduler_settings(
         config,
         num_blocks=sizing.num_blocks,
         max_model_len=sizing.max_model_len,
