@@ -270,11 +270,11 @@ class Scheduler:
         """Start waiting sequences in order, until the first that does not fit."""
         part_size = self._part_size
         while plan.budget:
-            if len(plan.scheduled) >= part_size and self._num_stages > 1:
-                return
             sequence = self._waiting.first()
             if sequence is None or not self._admits(sequence):
                 break
+            if len(plan.scheduled) >= part_size and self._num_stages > 1:
+                return  # in a step of another part
             beginning = self._residency.beginning_of(sequence)
             if beginning is None:
                 break

@@ -4,6 +4,7 @@ import pytest
 
 from octavo.core.errors import ConfigError, QueueFullError
 from octavo.core.request import FinishReason
+from octavo.core.step import SequenceOutput, StepOutput
 from octavo.scheduler.batching import batching_named
 from support.engine_runs import Bench
 from support.truth import continuation, make_request, make_scheduler
@@ -52,6 +53,24 @@ def test_who_comes_while_a_static_batch_runs_waits_for_its_end() -> None:
     bench.run()
     assert batch_sizes(bench) == [1] * 6 + [2] * 2
     assert bench.finish_order == ["early", "a", "b"]
+
+
+def test_a_static_batch_in_a_pipeline_closes_when_nobody_else_waits() -> None:
+    """Each step has its part of the sequences: the last part is full, and still the last."""
+    scheduler, _ = make_scheduler(batching="static", max_num_seqs=8, num_stages=2)
+    for number in range(4):
+        scheduler.add(make_request(str(number), prompt(4, 50 * number), 6))
+    first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
+    assert first is not None
+    assert second is not None
+    assert (len(first.sequences), len(second.sequences)) == (2, 2)
+    scheduler.add(make_request("late", prompt(4, 900), 6))
+    outputs = [SequenceOutput(sequence.slot, (1,)) for sequence in first.sequences]
+    scheduler.update(StepOutput(first.step_id, outputs, 0.0), 1.0)
+    third = scheduler.schedule(1.0)
+    assert third is not None
+    assert not third.bindings
+    assert scheduler.stats().num_waiting == 1
 
 
 def test_a_preempted_sequence_comes_back_to_its_static_batch() -> None:
