@@ -89,7 +89,11 @@ class FittedCost:
     def draw(self, rng: random.Random) -> ScatteredCost:
         speed = math.exp(rng.gauss(0.0, self.drift))
         factors = rng.choice(self.alternatives) if self.alternatives else self.factors
-        drawn = replace(self, factors=tuple([speed * factor for factor in factors]))
+        drawn = replace(
+            self,
+            factors=tuple([speed * factor for factor in factors]),
+            draft_factors=tuple([speed * factor for factor in self.draft_factors]),
+        )
         return ScatteredCost(drawn, rng)
 
     def save(self, path: Path) -> None:

@@ -150,6 +150,12 @@ def test_guesses_have_their_own_costs() -> None:
     fitted = fit(steps, SPEC, KV)
     assert fitted.draft_seconds(steps[0].work) == pytest.approx(steps[0].draft_seconds, rel=0.01)
     assert fitted.draft_seconds(work(random.Random(0))) == 0
+    slower = replace(fitted, drift=0.5, alternatives=()).draw(random.Random(1))
+    one = steps[0].work
+    assert slower.draft_seconds(one) / fitted.draft_seconds(one) == pytest.approx(
+        slower.mean.seconds(one) / fitted.seconds(one)
+    )
+    assert slower.draft_seconds(one) != pytest.approx(fitted.draft_seconds(one), rel=0.1)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 6))
