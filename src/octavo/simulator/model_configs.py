@@ -58,11 +58,6 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return read(model_type, ModelConfig(text))
 
 
-def known_families() -> tuple[str, ...]:
-    """Model types of config.json that `spec_from_config` reads."""
-    return tuple(sorted(_FAMILIES))
-
-
 def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Its part of the config of a model that has other parts, too."""
     inner = config.get("text_config")

@@ -12,7 +12,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from octavo.core.errors import ConfigError
 from octavo.models.registry import architectures, build_model
-from octavo.simulator.model_configs import known_families, spec_from_config
+from octavo.simulator import model_configs
+from octavo.simulator.model_configs import spec_from_config
 from support.configs import LLAMA
 
 _REGISTERED = {
@@ -90,7 +91,7 @@ _NOT_ALONE = {"kimi_k2", "qwen2_5_vl", "qwen2_5_vl_text"}
 """Not a class of transformers, or not one that generates by itself."""
 
 
-@pytest.mark.parametrize("family", sorted(set(known_families()) - _NOT_ALONE))
+@pytest.mark.parametrize("family", sorted(set(model_configs._FAMILIES) - _NOT_ALONE))
 def test_parameters_are_those_of_transformers(family: str) -> None:
     config = CONFIG_MAPPING[family](**_SMALL | _MORE.get(family, {}))
     with torch.device("meta"):
