@@ -218,7 +218,8 @@ class SchedulerConfig:
     record_steps: str | None = knob(
         None,
         "File that every step is written to: what the scheduler was told and what it decided, with "
-        "times, for `octavo simulate --recorded`. It has the prompts, as token ids.",
+        "times, for `octavo simulate --recorded`. It has the prompts, as token ids, for its owner "
+        "alone to read. A file that exists is not overwritten.",
     )
 
 

@@ -216,6 +216,7 @@ async def _calibrate(
     for workload in plan.workloads:
         name = f"recorded-{_file_name(workload)}"
         file = (folder / f"{name}.jsonl").absolute()
+        file.unlink(missing_ok=True)  # of a run that this one overwrites
         recording_arm = arm.with_flags("--record-steps", str(file), name=arm.name)
         seed = plan.seed + _CALIBRATION_SEED
         specs = [

@@ -128,7 +128,7 @@ class RecordedScheduler:
     """
 
     def __init__(self, settings: SchedulerSettings, path: Path, clock: Clock) -> None:
-        """Raises ConfigError if the file can't be written."""
+        """Raises ConfigError if there is such a file, or it can't be written."""
         self._scheduler = settings.build()
         self._clock = clock
         self._path = path
@@ -136,7 +136,13 @@ class RecordedScheduler:
         self._is_writing = True
         head = json.dumps({"format": FORMAT, "settings": asdict(settings)})
         try:
+            path.touch(mode=0o600, exist_ok=False)  # it has the prompts
             path.write_text(head + "\n", encoding="utf-8")
+        except FileExistsError:
+            raise ConfigError(
+                f"--record-steps {path} exists, and would be overwritten: name another file, or "
+                "remove it"
+            ) from None
         except OSError as error:
             raise ConfigError(
                 f"--record-steps {path} can't be written ({error.strerror}): name another file"

@@ -203,6 +203,16 @@ def test_a_file_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> N
         recorded(tmp_path / "nowhere" / "steps.jsonl")
 
 
+def test_a_recording_is_its_owners_and_overwrites_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    recorded(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="exists, and would be overwritten: name another file"):
+        recorded(path)
+    assert path.read_bytes() == before
+
+
 def test_limits_stay_while_steps_are_recorded(tmp_path: Path) -> None:
     executor = SimulatedExecutor(LinearCosts(), VirtualClock(), num_blocks=SETTINGS.num_blocks)
     loop = EngineLoop(recorded(tmp_path / "steps.jsonl"), executor, VirtualClock())
