@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from octavo.config import Config
+from octavo.core.errors import ConfigError
 from octavo.core.model_spec import ModelSpec
 from octavo.core.step import SlotBinding
 from octavo.core.weight_format import WeightFormat, quantized_formats, weight_format
@@ -61,11 +62,18 @@ def real_time_executor(
 
 
 def stored_format(checkpoint: Checkpoint, spec: ModelSpec) -> WeightFormat:
-    """Of all the checkpoint's weights on average, under the name of most of them."""
+    """Of all the checkpoint's weights on average, under the name of most of them. Raises
+    ConfigError for one without tensors.
+    """
     bits: dict[str, float] = {}
     for tensor in checkpoint.tensors.values():
         of_tensor = weight_format(tensor.dtype).bits * math.prod(tensor.shape)
         bits[tensor.dtype] = bits.get(tensor.dtype, 0.0) + of_tensor
+    if not bits:
+        raise ConfigError(
+            "the checkpoint has no tensors, so nothing says in which format its weights are; use "
+            "the whole model's files"
+        )
     most = weight_format(max(bits, key=lambda name: bits[name]))
     return most._replace(bits=sum(bits.values()) / spec.num_parameters)
 

@@ -79,6 +79,11 @@ def read_hub_gguf(
         content = _asked(repo_id, partial(_first_bytes, system, path, wanted))
         try:
             header = _header(content, total)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"the header of {path} can't be read: no file of the {total} bytes that the hub "
+                f"says it has can be made here ({error}); pass the model's config.json"
+            ) from error
         except ConfigError:
             if wanted in (total, _MOST_BYTES):
                 raise

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save_file
 
 from octavo import assembly
 from octavo.advisor.choosing import Choices, first_settings
@@ -13,13 +15,17 @@ from octavo.advisor.memory import Memory, account
 from octavo.advisor.model import OCTAVO_FAMILIES, read_model
 from octavo.advisor.traffic import read_traffic
 from octavo.config import Config
-from octavo.core.errors import RequestError
+from octavo.core.errors import ConfigError, RequestError
 from octavo.core.model_spec import KVFormat
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.models import registry
 from octavo.simulator.hardware import Hardware, this_cpu
+from octavo.simulator.model_configs import spec_from_config
+from octavo.simulator.real_time import stored_format
+from octavo.weights import open_checkpoint
 from support.checkpoints import make_checkpoint
+from support.gguf_files import write_gguf
 
 MIB = 2**20
 
@@ -96,6 +102,16 @@ def test_the_weights_of_a_plan_are_the_tensors_of_the_files(folder: Path) -> Non
     assert model.weight_bytes == model.stored_bytes
     assert model.notes == ()
     assert model.octavo_runs(is_gpu=False)
+
+
+def test_files_without_tensors_are_refused(folder: Path, tmp_path: Path) -> None:
+    empty = Path(shutil.copytree(folder, tmp_path / "empty"))
+    save_file({}, empty / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"empty\.gguf has no tensor 'token_embd\.weight'"):
+        read_model(str(write_gguf(empty, tmp_path / "empty.gguf")))
+    checkpoint = open_checkpoint(str(empty))
+    with pytest.raises(ConfigError, match="the checkpoint has no tensors"):
+        stored_format(checkpoint, spec_from_config(checkpoint.config))
 
 
 def test_the_planner_knows_which_families_octavo_runs() -> None:

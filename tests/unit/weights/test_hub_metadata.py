@@ -21,12 +21,15 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """One repository, org/tiny, as far as its client asks. given: bytes of each file."""
+    """One repository, org/tiny, as far as its client asks. given: bytes of each file. claimed:
+    sizes that are not the files'.
+    """
 
     def __init__(self, folder: Path) -> None:
         hub = self
         self.folder = folder
         self.given: dict[str, int] = {}
+        self.claimed: dict[str, int] = {}
 
         class Handler(BaseHTTPRequestHandler):
             def do_HEAD(self) -> None:
@@ -46,9 +49,10 @@ class Hub:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def listing(self) -> list[dict[str, object]]:
+        sizes = {path.name: path.stat().st_size for path in sorted(self.folder.iterdir())}
         return [
-            {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": "0" * 40}
-            for path in sorted(self.folder.iterdir())
+            {"type": "file", "path": name, "size": size, "oid": "0" * 40}
+            for name, size in (sizes | self.claimed).items()
         ]
 
     def answer(self, request: BaseHTTPRequestHandler, *, with_content: bool) -> None:
@@ -140,6 +144,12 @@ def test_a_gguf_file_of_the_hub_is_read_by_its_beginning(
     assert found.stored_bytes == here.stored_bytes
     assert found.is_gguf
     assert hub.given["tiny.gguf"] < (hub.folder / "tiny.gguf").stat().st_size
+
+
+def test_a_size_that_no_file_has_is_told(hub: Hub) -> None:
+    hub.claimed["tiny.gguf"] = 2**64
+    with pytest.raises(ConfigError, match=r"no file of the 18446744073709551616 bytes .* can be"):
+        read_model("org/tiny/tiny.gguf")
 
 
 @pytest.mark.parametrize(
