@@ -333,10 +333,10 @@ class ModelSpec:
         for layer in self.layers:
             if (attention := layer.attention) is None:
                 continue
-            kept = num_tokens
+            blocks = math.ceil(num_tokens / block_size)
             if frees_windows and attention.window is not None:
-                kept = min(num_tokens, attention.window)
-            blocks = math.ceil(kept / block_size)
+                # One that begins within a block ends in one block more.
+                blocks = min(blocks, math.ceil((attention.window - 1) / block_size) + 1)
             total += blocks * block_size * attention.kv_bytes_per_token(kv_format)
         return total
 

@@ -118,6 +118,20 @@ def test_blocks_are_whole() -> None:
     assert spec.kv_bytes_per_sequence(17, BF16, block_size=16) == 32 * 131_072
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "window", "blocks"),
+    [(5000, 1024, 65), (5000, 1025, 65), (5000, 1026, 66), (1000, 1024, 63), (5000, 1, 1)],
+)
+def test_a_window_straddles_a_block(num_tokens: int, window: int, blocks: int) -> None:
+    layer = LayerSpec(AttentionSpec(1, 1, 8, window), None)
+    spec = ModelSpec("tiny", 100, 8, 8192, (layer,), True, 0)
+    found = spec.kv_bytes_per_sequence(num_tokens, BF16, block_size=16, frees_windows=True)
+    assert found == blocks * 16 * 2 * 8 * 2
+    ends = range(window, min(num_tokens, window + 16) + 1)
+    worst = max((len({p // 16 for p in range(e - window, e)}) for e in ends), default=blocks)
+    assert blocks == worst
+
+
 def test_recurrent_layers_have_a_state_and_no_keys_and_values() -> None:
     spec = spec_from_config(public.QWEN3_NEXT_80B_A3B)
     # 32 heads of 128 x 128 float32 and three inputs of 8192 channels in 16 bits, in 36 layers.
