@@ -280,7 +280,7 @@ def _engine(
         pipeline_parallel=pipeline_parallel,
         matrices=matrices,
         rest=rest,
-        kv=kv_format(config),
+        kv=kv_format(config.cache, devices.device, matrices, rest),
         drafter=drafter_of(config, model.spec, lambda name: read(name).spec),
     )
     used = deployment.tensor_parallel * deployment.pipeline_parallel

@@ -40,7 +40,7 @@ def real_time_executor(
         tensor_parallel=hardware.count,
         matrices=matrices,
         rest=rest,
-        kv=kv_format(config),
+        kv=kv_format(config.cache, hardware.device, matrices, rest),
         drafter=drafter_of(
             config, spec, lambda name: spec_from_config(open_checkpoint(name).config)
         ),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from octavo.config import Config
-from octavo.core.dtypes import KV_DTYPE_ALIASES
+from octavo.config import CacheConfig, Config
+from octavo.core.dtypes import BYTES_PER_VALUE, KV_DTYPE_ALIASES
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat, ModelSpec
+from octavo.core.weight_format import WeightFormat
 from octavo.decisions import (
     Decision,
     asked_length,
@@ -20,7 +21,7 @@ from octavo.decisions import (
 from octavo.kvcache.sizing import decide_num_blocks
 from octavo.scheduler.settings import SchedulerSettings
 from octavo.simulator.cost_model import CostModel
-from octavo.simulator.hardware import Hardware
+from octavo.simulator.hardware import Device, Hardware
 from octavo.simulator.roofline import Deployment, Drafter, kv_shares
 from octavo.simulator.work import AttentionWork, StepWork
 
@@ -38,10 +39,18 @@ class Sized:
     block_bytes: int
 
 
-def kv_format(config: Config) -> KVFormat:
-    """Of the cache: as configured, or 16 bits a value."""
-    asked = config.cache.kv_cache_dtype
-    return KVFormat("bfloat16" if asked == "auto" else KV_DTYPE_ALIASES.get(asked, asked))
+def kv_format(
+    config: CacheConfig, device: Device, matrices: WeightFormat, rest: WeightFormat
+) -> KVFormat:
+    """Of the cache: as configured, or what the engine takes for weights of these formats, of the
+    layers' matrices and of embedding and head.
+    """
+    if (asked := config.kv_cache_dtype) != "auto":
+        return KVFormat(KV_DTYPE_ALIASES.get(asked, asked))
+    if device.is_cpu:  # by the native backend: float32 for models that are all of it
+        return KVFormat("float32" if matrices.name == rest.name == "float32" else "bfloat16")
+    # By the torch backend: the dtype that the model computes in.
+    return KVFormat(matrices.name if matrices.name in BYTES_PER_VALUE else "bfloat16")
 
 
 def size_engine(

@@ -27,7 +27,8 @@ BF16 = WEIGHT_FORMATS["bfloat16"]
 def size(hardware: str, config: Config | None = None, **deployment) -> Sized:  # type: ignore[no-untyped-def]
     config = config or Config()
     devices = parse_hardware(hardware)
-    made = Deployment(kv=kv_format(config), **deployment)
+    kv = kv_format(config.cache, devices.device, BF16, BF16)
+    made = Deployment(kv=kv, **deployment)
     costs = Roofline(LLAMA_8B, devices, made)
     return size_engine(
         config, LLAMA_8B, devices, made, costs, LLAMA_8B.weight_bytes(made.matrices, made.rest)
@@ -86,6 +87,27 @@ def test_guesses_begin_with_what_steps_cost() -> None:
     assert list(seconds) == sorted(seconds)
     assert sized.settings.build() is not None
     assert size("H100").settings.seconds_by_rows == ()
+
+
+@pytest.mark.parametrize(
+    ("hardware", "matrices", "rest", "asked", "dtype"),
+    [
+        ("cpu", "float32", "float32", "auto", "float32"),
+        ("cpu", "bfloat16", "float32", "auto", "bfloat16"),
+        ("cpu", "Q4_0", "Q8_0", "auto", "bfloat16"),
+        ("H100", "float32", "float32", "auto", "float32"),
+        ("H100", "float16", "float16", "auto", "float16"),
+        ("H100", "fp8", "bfloat16", "auto", "bfloat16"),
+        ("H100", "float16", "float16", "fp8_e4m3", "fp8"),
+    ],
+)
+def test_a_cache_is_kept_as_the_engine_would_for_such_weights(
+    hardware: str, matrices: str, rest: str, asked: str, dtype: str
+) -> None:
+    config = Config.from_flat({"kv_cache_dtype": asked}).cache
+    device = parse_hardware(hardware).device
+    found = kv_format(config, device, WEIGHT_FORMATS[matrices], WEIGHT_FORMATS[rest])
+    assert found.dtype == dtype
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
