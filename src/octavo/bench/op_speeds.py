@@ -38,6 +38,8 @@ _VALUES, _VALUE_ROWS = 4096, 16
 _ROUNDS = 3
 _LEAST_SECONDS = 1e-4
 """That a product is taken to need: a hundred of them are timed together."""
+_DOUBT = 1.3
+"""A product that took so many times as long as it does now was measured beside other work."""
 _FORMATS = {str(one): one for one in WEIGHT_FORMATS}
 
 
@@ -53,25 +55,28 @@ def measured_cost(
 def machine_speeds(
     formats: Collection[str], kv_dtypes: Collection[str], *, threads: int | None = None
 ) -> MachineSpeeds:
-    """Of what is asked for; what was not measured before takes about a second each, and is kept.
+    """Of what is asked for; what was not measured before takes about a second each, and is kept,
+    until it is found to have been measured beside other work.
 
     formats: names of `kernel_format`. kv_dtypes: of a KVFormat. threads: None is all CPUs. Raises
     ConfigError for a dtype that the kernels don't have.
     """
-    backend = NativeBackend(threads=threads)
-    path = _path(backend.runtime.pool.threads)
-    known = None if path is None else MachineSpeeds.load(path)
-    new_formats = [one for one in formats if known is None or one not in known.linear]
-    new_dtypes = [one for one in kv_dtypes if known is None or one not in known.decoding]
     for what, asked, known_names in (
         ("weights", formats, tuple(_FORMATS)),
         ("a KV cache", kv_dtypes, KV_FORMATS),
     ):
         if unknown := [name for name in asked if name not in known_names]:
             raise ConfigError(f"no kernel has {what} in {unknown[0]}; use {', '.join(known_names)}")
+    backend = NativeBackend(threads=threads)
+    backend.choose("float32", {})
+    path = _path(backend.runtime.pool.threads)
+    known = None if path is None else MachineSpeeds.load(path)
+    if known is not None and _are_too_slow(known, formats, backend):
+        known = None
+    new_formats = [one for one in formats if known is None or one not in known.linear]
+    new_dtypes = [one for one in kv_dtypes if known is None or one not in known.decoding]
     if known is not None and not new_formats and not new_dtypes:
         return known
-    backend.choose("float32", {})
     measured = MachineSpeeds(
         threads=backend.runtime.pool.threads,
         linear={name: _linear(backend, _FORMATS[name]) for name in new_formats},
@@ -86,15 +91,26 @@ def machine_speeds(
     return speeds
 
 
+def _are_too_slow(known: MachineSpeeds, formats: Collection[str], backend: NativeBackend) -> bool:
+    """Whether one row is multiplied much faster now. If it is slower, the machine is busy now, and
+    what is known is nearer to what it can do.
+    """
+    name = next((one for one in formats if one in known.linear), None)
+    if name is None:
+        return False
+    rows, seconds = known.linear[name][0]
+    return seconds > _DOUBT * _weight_seconds(backend, _FORMATS[name], rows)
+
+
 def _linear(backend: NativeBackend, weight_format: Format) -> Curve:
-    """Of a matrix that comes from memory each time."""
-    curve = []
-    for rows in _ROWS:
-        least = max(_LEAST_SECONDS, rows * _OUTPUTS * _INPUTS / 64e9)
-        timer = record_linear(_OUTPUTS, _INPUTS, weight_format, rows, backend, least)
-        seconds = percentile([timer() for _ in range(_ROUNDS)], 0.5)
-        curve.append((rows, seconds / (_OUTPUTS * _INPUTS)))
-    return tuple(curve)
+    return tuple((rows, _weight_seconds(backend, weight_format, rows)) for rows in _ROWS)
+
+
+def _weight_seconds(backend: NativeBackend, weight_format: Format, rows: int) -> float:
+    """Of a weight of a matrix that comes from memory each time."""
+    least = max(_LEAST_SECONDS, rows * _OUTPUTS * _INPUTS / 64e9)
+    timer = record_linear(_OUTPUTS, _INPUTS, weight_format, rows, backend, least)
+    return percentile([timer() for _ in range(_ROUNDS)], 0.5) / (_OUTPUTS * _INPUTS)
 
 
 def _decoding(backend: NativeBackend, kv_format: KVFormat) -> float:

@@ -24,6 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(op_speeds, "_ROWS", (1, 8, 64))
     monkeypatch.setattr(op_speeds, "_OUTPUTS", 128)
     monkeypatch.setattr(op_speeds, "_INPUTS", 256)
+    monkeypatch.setattr(op_speeds, "_DOUBT", 1e9)  # so small products scatter
 
 
 def test_what_was_measured_is_kept_and_added_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,6 +41,22 @@ def test_what_was_measured_is_kept_and_added_to(monkeypatch: pytest.MonkeyPatch)
     assert set(more.linear) == {"int8", "float32"}
     monkeypatch.setattr(op_speeds, "_linear", None)  # would fail if anything was measured again
     assert machine_speeds(["int8", "float32"], ["bfloat16"]) == more
+
+
+@pytest.mark.parametrize(("times_as_slow", "is_kept"), [(0.2, True), (1.2, True), (1.4, False)])
+def test_speeds_that_were_measured_beside_other_work_are_measured_again(
+    times_as_slow: float, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """times_as_slow: as it is now."""
+    monkeypatch.setattr(op_speeds, "_DOUBT", 1.3)
+    seconds = times_as_slow
+    monkeypatch.setattr(op_speeds, "_weight_seconds", lambda *args: seconds)
+    first = machine_speeds(["int8", "float32"], ["bfloat16"])
+    seconds = 1.0
+    again = machine_speeds(["int8"], ["bfloat16"])
+    assert again.linear["int8"][0] == (1, times_as_slow if is_kept else 1.0)
+    assert (again == first) == is_kept
+    assert machine_speeds(["int8"], []) == again
 
 
 def test_a_broken_file_is_measured_again(tmp_path: Path) -> None:
@@ -62,5 +79,5 @@ def test_a_model_that_is_not_here_has_costs() -> None:
         matrices=weight_format("q4_0"), rest=weight_format("q8_0"), kv=KVFormat("bfloat16")
     )
     cost = measured_cost(spec_from_config(QWEN2_5_500M), deployment)
-    one = StepWork(1, 1, 1, 0, 0, 0, 0, (AttentionWork(None, 100, 0, 0),))
+    one = StepWork(1, 1, 1, 0, 0, 0, 0, (AttentionWork(None, 100, 0, 0, 0),))
     assert cost.seconds(one._replace(num_tokens=64)) > cost.seconds(one) > 1e-4
