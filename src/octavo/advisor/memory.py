@@ -186,23 +186,32 @@ def _with_kv(
         fraction *= _padding(spec, kv)
     per_token = spec.kv_bytes_per_token(kv) * fraction
     block_bytes = max(1, round(per_token * settings.block_size))
-    num_blocks = max(0, int(parts.kv_bytes // block_bytes)) if per_token else 0
-    how = "blocks of {} tokens"
-    if hardware.device.is_cpu and per_token and parts.kv_bytes > 0:
-        num_blocks, how = _octavo_blocks(hardware, settings, parts, block_bytes, num_blocks)
-    num_tokens = num_blocks * settings.block_size
+    state_bytes = spec.state_bytes * stage_share(len(spec.layers), layout.pp) / layout.tp
+    room = max(0.0, parts.kv_bytes)
 
     def users(tokens: float) -> float:
-        if parts.kv_bytes <= 0:
-            return 0.0
-        each = fraction * spec.kv_bytes_per_sequence(
+        """That `room` holds."""
+        kept = spec.kv_bytes_per_sequence(
             max(1, round(tokens)),
             kv,
             block_size=settings.block_size,
             frees_windows=settings.frees_windows,
         )
-        room = num_blocks * block_bytes if hardware.device.is_cpu else parts.kv_bytes
+        each = fraction * (kept - spec.state_bytes) + state_bytes
+        if not room:
+            return 0.0
         return room / each if each else math.inf
+
+    # The states of all that run at once lie beside the blocks.
+    states = state_bytes * min(settings.num_seqs, users(lengths.context))
+    num_blocks = int((room - states) // block_bytes) if per_token else 0
+    how = "blocks of {} tokens"
+    if hardware.device.is_cpu and per_token and room:
+        num_blocks, how = _octavo_blocks(
+            hardware, settings, parts, block_bytes, round(state_bytes), num_blocks
+        )
+        room = num_blocks * block_bytes + states
+    num_tokens = num_blocks * settings.block_size
 
     mean, longest = users(lengths.context), users(lengths.longest)
     safe = mean
@@ -248,7 +257,12 @@ def _with_kv(
 
 
 def _octavo_blocks(
-    hardware: Hardware, settings: Settings, parts: _Parts, block_bytes: int, num_blocks: int
+    hardware: Hardware,
+    settings: Settings,
+    parts: _Parts,
+    block_bytes: int,
+    state_bytes: int,
+    num_blocks: int,
 ) -> tuple[int, str]:
     """As the engine itself sizes its cache; what it would refuse is left as it is."""
     try:
@@ -261,6 +275,7 @@ def _octavo_blocks(
             memory_share=settings.memory_share,
             max_num_seqs=settings.num_seqs,
             max_model_len=settings.max_model_len,
+            state_bytes=state_bytes,
         )
     except ConfigError:
         return num_blocks, "blocks of {} tokens; too few for the longest request"

@@ -30,14 +30,17 @@ def decide_num_blocks(
     memory_share: float,
     max_num_seqs: int,
     max_model_len: int | None,
+    state_bytes: int = 0,
 ) -> KVDecision:
     """Size the cache: `kv_cache_memory_bytes` if given, else `memory_share` of the free memory, but
     no more than `max_num_seqs` sequences of `max_model_len` tokens could ever fill.
 
     max_position: what the model was made for. block_bytes: of one block, in all layers.
     free_memory_bytes: what the weights leave. max_model_len: None takes the model's own, or less if
-    the memory holds no sequence of that length. Raises ConfigError if one sequence of max_model_len
-    tokens doesn't fit, or the cache asked for isn't free.
+    the memory holds no sequence of that length. state_bytes: what recurrent layers keep of a
+    sequence, whatever its length: of the cache's memory, `max_num_seqs` sequences have theirs
+    first. Raises ConfigError if one sequence of max_model_len tokens doesn't fit, or the cache
+    asked for isn't free.
     """
     wanted_len = max_position if max_model_len is None else max_model_len
     blocks_per_sequence = -(-wanted_len // block_size)
@@ -49,15 +52,17 @@ def decide_num_blocks(
                 f"--kv-cache-memory-bytes asks for {available_bytes / _MIB:.1f} MiB, but only "
                 f"{free_memory_bytes / _MIB:.1f} MiB are free beside the weights; lower it"
             )
-        num_blocks = available_bytes // block_bytes
         source = "set by --kv-cache-memory-bytes"
     else:
         available_bytes = int(free_memory_bytes * memory_share)
-        num_blocks = min(available_bytes // block_bytes, useful_blocks)
-        free = f"{memory_share:.0%} of {free_memory_bytes / _MIB:.1f} MiB free memory"
-        source = free
-        if num_blocks == useful_blocks:
-            source = f"all that {max_num_seqs} sequences can use, within {free}"
+        source = f"{memory_share:.0%} of {free_memory_bytes / _MIB:.1f} MiB free memory"
+    if states := max_num_seqs * state_bytes:
+        available_bytes = max(0, available_bytes - states)
+        source += f", less {states / _MIB:.1f} MiB of states for --max-num-seqs {max_num_seqs}"
+    num_blocks = available_bytes // block_bytes
+    if kv_cache_memory_bytes is None and num_blocks >= useful_blocks:
+        num_blocks = useful_blocks
+        source = f"all that {max_num_seqs} sequences can use, within {source}"
 
     largest_len = num_blocks * block_size
     if largest_len < wanted_len and (max_model_len is not None or num_blocks < 1):

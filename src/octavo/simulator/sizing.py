@@ -68,10 +68,12 @@ def size_engine(
     ranks, stages = deployment.tensor_parallel, deployment.pipeline_parallel
     device = hardware.device
     token_bytes = _token_bytes(spec, deployment) / stages
+    state_bytes = spec.state_bytes / (ranks * stages)
     if (drafter := deployment.drafter) is not None:
         weight_bytes += deployment.matrices.num_bytes(drafter.num_own_parameters)
         if drafter.has_own_cache:  # on the devices of one stage
             token_bytes += _token_bytes(drafter.spec, deployment)
+            state_bytes += drafter.spec.state_bytes / ranks
     block_bytes = config.cache.block_size * round(token_bytes)
     free_bytes = device.memory_bytes - weight_bytes / (ranks * stages)
     if free_bytes <= 0:
@@ -90,6 +92,7 @@ def size_engine(
         memory_share=memory_share(config.cache, kind),
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=asked_length(config.model, spec.max_position),
+        state_bytes=round(state_bytes),
     )
     budget, budget_reason = step_budget(config.scheduler, kind, sizing.max_model_len)
     settings = scheduler_settings(

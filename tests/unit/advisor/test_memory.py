@@ -4,6 +4,7 @@ calculators.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from octavo.advisor.layout import Layout, Settings
 from octavo.advisor.memory import GIB, Memory, account
 from octavo.advisor.model import planned_from_config
 from octavo.advisor.traffic import Traffic, read_traffic
+from octavo.config import Config
 from octavo.core.model_spec import KVFormat
 from octavo.simulator.hardware import parse_hardware
+from octavo.simulator.roofline import Deployment, Roofline
+from octavo.simulator.sizing import size_engine
 from support import public_configs as public
 
 BF16 = KVFormat("bfloat16")
@@ -167,6 +171,38 @@ def test_pln_04_window_layers_as_the_engine_keeps_them(
     held = found.kv_bytes / found.users_longest
     extra = 0 if frees and context > 512 else 22 * 1024  # the answer's token, in window layers
     assert held == pytest.approx(num_bytes + 4 * 1024 + extra, rel=1e-6)
+
+
+@pytest.mark.parametrize("config", [public.QWEN3_NEXT_80B_A3B, public.LLAMA_3_1_8B])
+@pytest.mark.parametrize("hardware", ["H200:2", "cpu"])
+def test_the_plan_has_the_blocks_that_the_simulated_engine_has(
+    config: dict[str, Any], hardware: str
+) -> None:
+    """With the settings of the plan: recurrent layers' states leave both as much."""
+    devices, gib = parse_hardware(hardware), 8 * GIB
+    devices = replace(devices, device=replace(devices.device, memory_bytes=200 * GIB))
+    model = planned_from_config(config, "m")
+    choices = Choices(kv_memory_bytes=gib, num_seqs=40)
+    settings = first_settings(model, devices, FIXED, choices)
+    layout = Layout(devices.count)
+    found = account(model, devices, layout, settings, FIXED.lengths)
+    assert found.users_mean > settings.num_seqs
+    deployment = Deployment(tensor_parallel=layout.tp, kv=settings.kv)
+    knobs = {
+        "kv_cache_memory_bytes": gib,
+        "max_num_seqs": settings.num_seqs,
+        "max_model_len": settings.max_model_len,
+    }
+    sized = size_engine(
+        Config.from_flat(knobs),
+        model.spec,
+        devices,
+        deployment,
+        Roofline(model.spec, devices, deployment),
+        model.weight_bytes,
+    )
+    assert found.num_blocks == sized.settings.num_blocks
+    assert found.num_blocks < gib // sized.block_bytes or not model.spec.state_bytes
 
 
 def test_windows_are_freed_by_gpu_engines_and_kept_by_octavo() -> None:

@@ -9,8 +9,10 @@ from octavo.core.errors import ConfigError
 from octavo.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec
 from octavo.core.weight_format import WEIGHT_FORMATS
 from octavo.simulator.hardware import parse_hardware
+from octavo.simulator.model_configs import spec_from_config
 from octavo.simulator.roofline import Deployment, Roofline
 from octavo.simulator.sizing import Sized, drafter_of, kv_format, size_engine
+from support.public_configs import QWEN3_NEXT_80B_A3B
 
 LLAMA_8B = ModelSpec(
     family="llama",
@@ -108,6 +110,26 @@ def test_a_cache_is_kept_as_the_engine_would_for_such_weights(
     device = parse_hardware(hardware).device
     found = kv_format(config, device, WEIGHT_FORMATS[matrices], WEIGHT_FORMATS[rest])
     assert found.dtype == dtype
+
+
+def test_states_of_recurrent_layers_lie_beside_the_blocks() -> None:
+    """Of as many sequences as may run; a cache that they fill is refused, with the knob."""
+    spec = spec_from_config(QWEN3_NEXT_80B_A3B)
+    devices, deployment = parse_hardware("H200:2"), Deployment(tensor_parallel=2)
+    costs = Roofline(spec, devices, deployment)
+
+    def num_blocks(max_num_seqs: int) -> int:
+        config = Config.from_flat(
+            {"max_num_seqs": max_num_seqs, "kv_cache_memory_bytes": 4 * 2**30}
+        )
+        sized = size_engine(config, spec, devices, deployment, costs, spec.weight_bytes(BF16, BF16))
+        assert sized.block_bytes == 16 * 24_576 // 2
+        return sized.settings.num_blocks
+
+    states = spec.state_bytes // 2
+    assert num_blocks(10) == (4 * 2**30 - 10 * states) // (16 * 24_576 // 2)
+    with pytest.raises(ConfigError, match=r"less 4\d\d\d\.\d MiB of states for --max-num-seqs 128"):
+        num_blocks(128)
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
