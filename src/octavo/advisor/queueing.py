@@ -56,8 +56,14 @@ class StepTimes:
         rows = batch * (guesses + 1)
         context = round(self._context)
         attention = tuple(
-            AttentionWork(w, 0, batch * _seen(context + guesses, w), rows * _seen(context, w))
-            for w in self._windows
+            AttentionWork(
+                window,
+                0,
+                batch * _seen(context + guesses, window),
+                rows * _seen(context, window),
+                batch * _seen(context, window),
+            )
+            for window in self._windows
         )
         return self._seconds(
             StepWork(rows, rows, batch, batch, batch * guesses, guesses, 0, attention)
@@ -82,6 +88,7 @@ class StepTimes:
                 batch * _seen(context, window),
                 _seen(before + chunk, window) if chunk else 0,
                 _pairs(before, chunk, window),
+                _seen(before, window),
             )
             for window in self._windows
         )

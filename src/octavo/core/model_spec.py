@@ -58,6 +58,11 @@ class AttentionSpec:
         """For one query and one key: q k, then the value times its weight, in all heads."""
         return 4 * self.num_heads * self.head_dim
 
+    @property
+    def flops_per_known_key(self) -> int:
+        """In chunks: for each key that an earlier step has computed, however many see it."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class LatentAttentionSpec:
@@ -103,6 +108,13 @@ class LatentAttentionSpec:
         if is_decoding:
             return 2 * self.num_heads * (2 * self.kv_rank + self.rope_dim)
         return 2 * self.num_heads * (self.nope_dim + self.rope_dim + self.value_dim)
+
+    @property
+    def flops_per_known_key(self) -> int:
+        """In chunks: of making the heads' keys and values from a cached vector again. Those of new
+        tokens are among the products with matrices.
+        """
+        return 2 * self.kv_rank * self.num_heads * (self.nope_dim + self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,20 +355,24 @@ class ModelSpec:
     # --- work -------------------------------------------------------------------------------------
 
     def linear_flops(self, num_tokens: float, num_logit_rows: float) -> float:
-        """Of all products with weights, and of what recurrent layers do. The head is computed for
+        """Of all products with weights, and of recurrent layers' states. The head is computed for
         rows whose logits are needed, not for all tokens of a prompt; the embedding costs nothing.
         """
         in_layers = self._flops_per_token * num_tokens
         return in_layers + 2 * self.num_embedding_parameters * num_logit_rows
 
     @cached_property
-    def _flops_per_token(self) -> int:
-        recurrent = sum(
+    def recurrent_flops_per_token(self) -> int:
+        """Of recurrent layers' states: of updating them and reading from them."""
+        return sum(
             layer.mixer.flops_per_token
             for layer in self.layers
             if isinstance(layer.mixer, RecurrentSpec)
         )
-        return 2 * self.num_active_matrix_parameters + recurrent
+
+    @cached_property
+    def _flops_per_token(self) -> int:
+        return 2 * self.num_active_matrix_parameters + self.recurrent_flops_per_token
 
     @cached_property
     def _counts(self) -> Counter[LayerSpec]:

@@ -19,7 +19,7 @@ from octavo.core.weight_format import WeightFormat
 from octavo.simulator.cost_model import Provenance
 from octavo.simulator.hardware import CPU, Efficiency
 from octavo.simulator.roofline import Deployment
-from octavo.simulator.work import StepWork, work_of_drafter
+from octavo.simulator.work import AttentionFlops, StepWork, work_of_drafter
 
 _OPS_PER_LAYER = 14
 """That a step runs one after another in a layer, whatever its rows."""
@@ -111,15 +111,17 @@ class MeasuredCost:
         self._matrices = speeds.linear[kernel_format(deployment.matrices)]
         self._head = speeds.linear[kernel_format(deployment.rest)]
         byte_seconds = speeds.decoding[deployment.kv.dtype]
-        flop_seconds = speeds.chunks[deployment.kv.dtype]
+        self._flop_seconds = speeds.chunks[deployment.kv.dtype]
         self._decoding = dict.fromkeys(spec.windows, 0.0)
-        self._chunks = dict.fromkeys(spec.windows, 0.0)
         for layer in spec.layers:
             if (attention := layer.attention) is not None:
                 num_bytes = attention.kv_bytes_per_token(deployment.kv)
-                flops = attention.flops_per_pair(is_decoding=False)
                 self._decoding[attention.window] += byte_seconds * num_bytes
-                self._chunks[attention.window] += flop_seconds * flops
+        self._flops = {window: AttentionFlops.of(spec, window) for window in spec.windows}
+        # No kernel has recurrent layers: their states are read and written as fast as a cache is
+        # read, and their arithmetic is as fast as attention's.
+        self._state_seconds = byte_seconds * 2 * spec.state_bytes
+        self._recurrent_seconds = self._flop_seconds * spec.recurrent_flops_per_token
         self._experts = Counter(
             layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoESpec)
         )
@@ -163,10 +165,10 @@ class MeasuredCost:
         ops = self._product_seconds(rows) + self._row_seconds * rows + self._fixed_seconds
         if work.num_logit_rows:
             ops += spec.num_embedding_parameters * _at(self._head, work.num_logit_rows)
-        attention = 0.0
+        attention = self._state_seconds * work.num_sequences + self._recurrent_seconds * rows
         for one in work.attention:
             attention += one.decoding_context * self._decoding[one.window]
-            attention += one.chunk_pairs * self._chunks[one.window]
+            attention += self._flops[one.window].of_chunks(one) * self._flop_seconds
         host = self._host.step_seconds + self._host.sequence_seconds * work.num_sequences
         return self._slowness * (ops + self._attention_slowness * attention) + host
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from dataclasses import dataclass, replace
 
 from octavo.core.model_spec import (
@@ -21,7 +20,7 @@ from octavo.core.model_spec import (
 from octavo.core.weight_format import WEIGHT_FORMATS, WeightFormat
 from octavo.simulator.cost_model import Provenance
 from octavo.simulator.hardware import Efficiency, Hardware
-from octavo.simulator.work import StepWork, work_of_drafter
+from octavo.simulator.work import AttentionFlops, StepWork, work_of_drafter
 
 _OVERLAP = 0.15
 """Of the smaller of two times, what is not hidden behind the larger: rounds the roof's edge."""
@@ -85,13 +84,17 @@ class Roofline:
         self._head_flops = device.peak_flops(deployment.rest.compute) * efficiency.compute * ranks
         self._attention_flops = device.peak_flops("bfloat16") * efficiency.attention * ranks
         self._ranks = ranks
-        self._layers = Counter(spec.layers)
         head_bytes = deployment.rest.num_bytes(spec.num_embedding_parameters)
         self._head_seconds = head_bytes / ranks / self._memory
-        self._kv = {window: self._kv_costs(window) for window in spec.windows}
+        self._kv_bytes = {window: self._token_bytes(window) for window in spec.windows}
+        self._flops = {window: AttentionFlops.of(spec, window) for window in spec.windows}
         self._has_experts = any(isinstance(layer.mlp, MoESpec) for layer in spec.layers)
         self._touched = spec.num_touched_parameters(1.0)
         self._state_bytes = spec.state_bytes / ranks
+        # One after each mixer, and one after each MLP.
+        self._num_reduces = sum(
+            (layer.mixer is not None) + (layer.mlp is not None) for layer in spec.layers
+        )
         values = _ACTIVATION_VALUES * len(spec.layers) * spec.hidden_size
         self._activation_bytes = values * _ACTIVATION_BYTES / ranks
         self._drafter = None
@@ -139,21 +142,21 @@ class Roofline:
     def _attention(self, work: StepWork) -> float:
         seconds = 0.0
         for one in work.attention:
-            kv_bytes, decoding_flops, chunk_flops = self._kv[one.window]
+            kv_bytes, flops = self._kv_bytes[one.window], self._flops[one.window]
             written = work.num_tokens * kv_bytes
             seconds += _slower(
                 (one.decoding_context * kv_bytes + written) / self._memory,
-                one.decoding_context * decoding_flops / self._attention_flops,
+                one.decoding_context * flops.decoding_pair / self._attention_flops,
             )
             if one.chunk_pairs:
                 seconds += _slower(
                     one.chunk_context * kv_bytes / self._memory,
-                    one.chunk_pairs * chunk_flops / self._attention_flops,
+                    flops.of_chunks(one) / self._attention_flops,
                 )
         return seconds
 
     def _communication(self, work: StepWork) -> float:
-        """Two all-reduces a layer, and what one stage hands to the next."""
+        """All-reduces, and what one stage hands to the next."""
         ranks, stages, link = self._ranks, self.num_stages, self.hardware.device.link
         if ranks * stages == 1 or link is None:
             return 0.0
@@ -161,26 +164,19 @@ class Roofline:
         message = work.num_tokens * self.spec.hidden_size * _ACTIVATION_BYTES
         seconds = 0.0
         if ranks > 1:
-            reduces = 2 * len(self.spec.layers)
             moved = 2 * (ranks - 1) / ranks * message
-            seconds += reduces * (self.efficiency.reduce_seconds + moved / speed)
+            seconds += self._num_reduces * (self.efficiency.reduce_seconds + moved / speed)
         seconds += (stages - 1) * (self.efficiency.reduce_seconds + message / speed)
         return seconds
 
-    def _kv_costs(self, window: int | None) -> tuple[float, float, float]:
-        """Of all layers with this window: a token's cache bytes on one device, and FLOPs a pair,
-        decoding and in chunks.
-        """
-        num_bytes = decoding = chunk = 0.0
-        for layer, count in self._layers.items():
-            attention = layer.attention
-            if attention is None or attention.window != window:
-                continue
-            size = attention.kv_bytes_per_token(self.deployment.kv)
-            num_bytes += count * size / kv_shares(attention, self._ranks)
-            decoding += count * attention.flops_per_pair(is_decoding=True)
-            chunk += count * attention.flops_per_pair(is_decoding=False)
-        return num_bytes, decoding, chunk
+    def _token_bytes(self, window: int | None) -> float:
+        """Of one token's cache in all layers with this window, on one device."""
+        return sum(
+            layer.attention.kv_bytes_per_token(self.deployment.kv)
+            / kv_shares(layer.attention, self._ranks)
+            for layer in self.spec.layers
+            if layer.attention is not None and layer.attention.window == window
+        )
 
 
 def kv_shares(attention: AttentionSpec | LatentAttentionSpec, ranks: int) -> int:

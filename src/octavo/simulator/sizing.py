@@ -169,7 +169,7 @@ def _decoding(rows: int, costs: CostModel) -> StepWork:
         num_new=0,
         attention=tuple(
             AttentionWork(
-                window, rows * min(_CALIBRATED_CONTEXT, window or _CALIBRATED_CONTEXT), 0, 0
+                window, rows * min(_CALIBRATED_CONTEXT, window or _CALIBRATED_CONTEXT), 0, 0, 0
             )
             for window in costs.windows
         ),

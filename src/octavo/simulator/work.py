@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from octavo.core.model_spec import ModelSpec
 from octavo.core.step import ScheduledStep
 
 
@@ -13,13 +14,45 @@ class AttentionWork(NamedTuple):
 
     decoding_context: keys that sequences with one new token see, added up; as many pairs of a query
     and a key. chunk_context: keys that longer chunks see, each read at least once. chunk_pairs: of
-    these a query and a key that it sees, new tokens among themselves included.
+    these a query and a key that it sees, new tokens among themselves included. known_context: of
+    chunk_context, keys that earlier steps have computed.
     """
 
     window: int | None
     decoding_context: int
     chunk_context: int
     chunk_pairs: int
+    known_context: int
+
+
+class AttentionFlops(NamedTuple):
+    """In all layers with one window, for a query and a key. decoding_pair: where a sequence has one
+    query. chunk_pair: where it has several; known_key: then besides, of each key in the cache.
+    """
+
+    decoding_pair: int
+    chunk_pair: int
+    known_key: int
+
+    @classmethod
+    def of(cls, spec: ModelSpec, window: int | None) -> Self:
+        found = [
+            layer.attention
+            for layer in spec.layers
+            if layer.attention is not None and layer.attention.window == window
+        ]
+        return cls(
+            sum(one.flops_per_pair(is_decoding=True) for one in found),
+            sum(one.flops_per_pair(is_decoding=False) for one in found),
+            sum(one.flops_per_known_key for one in found),
+        )
+
+    def of_chunks(self, work: AttentionWork) -> int:
+        """As engines do it: short ones, such as guesses to verify, like decoding where that is less
+        (latent attention), all of a step alike.
+        """
+        as_chunks = work.chunk_pairs * self.chunk_pair + work.known_context * self.known_key
+        return min(as_chunks, work.chunk_pairs * self.decoding_pair)
 
 
 class StepWork(NamedTuple):
@@ -98,22 +131,24 @@ def work_of_drafter(work: StepWork, windows: Sequence[int | None]) -> StepWork:
         num_draft_tokens=0,
         longest_draft=0,
         num_new=0,
-        attention=tuple([AttentionWork(window, seen, 0, 0) for window in windows]),
+        attention=tuple([AttentionWork(window, seen, 0, 0, 0) for window in windows]),
     )
 
 
 def _attention(
     window: int | None, singles: list[int], chunks: list[tuple[int, int]]
 ) -> AttentionWork:
-    context = pairs = 0
+    known = pairs = 0
+    new = sum([rows for _, rows in chunks])
     if window is None:
         for start, rows in chunks:
-            context += start + rows
+            known += start
             pairs += rows * start + rows * (rows + 1) // 2
-        return AttentionWork(None, sum(singles), context, pairs)
+        return AttentionWork(None, sum(singles), known + new, pairs, known)
     for start, rows in chunks:
-        context += min(start + rows, rows + window - 1)
+        known += min(start, window - 1)
         # Queries before the window is full see one key more each.
         growing = min(max(window - start, 0), rows)
         pairs += growing * start + growing * (growing + 1) // 2 + (rows - growing) * window
-    return AttentionWork(window, sum([min(one, window) for one in singles]), context, pairs)
+    seen = sum([min(one, window) for one in singles])
+    return AttentionWork(window, seen, known + new, pairs, known)

@@ -37,7 +37,9 @@ def work(rng: random.Random) -> StepWork:
     start = rng.randint(0, 500)
     pairs = chunk * start + chunk * (chunk + 1) // 2
     context = sum(rng.randint(20, 800) for _ in range(decoding))
-    attention = AttentionWork(None, context, start + chunk if chunk else 0, pairs)
+    attention = AttentionWork(
+        None, context, start + chunk if chunk else 0, pairs, start if chunk else 0
+    )
     return StepWork(
         num_tokens=decoding + chunk,
         num_logit_rows=decoding + (chunk > 0),

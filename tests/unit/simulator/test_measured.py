@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from octavo.core.model_spec import KVFormat
+from octavo.core.model_spec import KVFormat, ModelSpec
 from octavo.core.weight_format import weight_format
 from octavo.simulator.hardware import Efficiency
 from octavo.simulator.measured import MachineSpeeds, MeasuredCost, kernel_format, with_more
 from octavo.simulator.model_configs import spec_from_config
 from octavo.simulator.roofline import Deployment, Drafter
 from octavo.simulator.work import AttentionWork, StepWork
-from support.public_configs import QWEN2_5_500M, QWEN3_30B_A3B
+from support.public_configs import (
+    DEEPSEEK_V3,
+    QWEN2_5_500M,
+    QWEN3_30B_A3B,
+    QWEN3_NEXT_80B_A3B,
+)
 
 SPEC = spec_from_config(QWEN2_5_500M)
 SPEEDS = MachineSpeeds(
@@ -34,7 +39,7 @@ DEPLOYMENT = Deployment(matrices=weight_format("q4_0"), rest=weight_format("q8_0
 
 
 def step(rows: int, logit_rows: int, *, context: int = 0, pairs: int = 0) -> StepWork:
-    attention = AttentionWork(None, context, 0, pairs)
+    attention = AttentionWork(None, context, 0, pairs, 0)
     return StepWork(rows, logit_rows, 1, 0, 0, 0, 0, (attention,))
 
 
@@ -61,6 +66,35 @@ def test_attention_reads_the_cache_or_multiplies() -> None:
     assert cost.seconds(step(1, 0, context=1000)) - base == pytest.approx(5e-8 * token_bytes)
     flops = 24 * 4 * 14 * 64
     assert cost.seconds(step(1, 0, pairs=10**6)) - base == pytest.approx(1e-5 * flops)
+
+
+def test_recurrent_layers_read_and_write_a_state_and_compute() -> None:
+    spec = spec_from_config(QWEN3_NEXT_80B_A3B)
+    attention_alone = replace(
+        spec, layers=tuple(replace(layer, mixer=layer.attention) for layer in spec.layers)
+    )
+    one = step(40, 0)._replace(num_sequences=8)
+
+    def in_attention(spec: ModelSpec) -> float:
+        slow, fast = (
+            MeasuredCost(spec, SPEEDS, DEPLOYMENT, NO_HOST, attention_slowness=slowness)
+            for slowness in (1.0, 0.0)
+        )
+        return slow.seconds(one) - fast.seconds(one)
+
+    flops = 36 * (7 * 32 * 128 * 128 + 2 * 8192 * 4)
+    expected = 8 * 2 * spec.state_bytes * 5e-11 + 40 * flops * 1e-11
+    assert in_attention(spec) == pytest.approx(expected)
+    assert in_attention(attention_alone) == 0
+
+
+def test_later_chunks_make_latent_keys_again() -> None:
+    spec = spec_from_config(DEEPSEEK_V3)
+    cost = MeasuredCost(spec, SPEEDS, DEPLOYMENT, NO_HOST)
+    first = StepWork(512, 0, 1, 0, 0, 0, 0, (AttentionWork(None, 0, 9000, 512 * 8000, 0),))
+    later = first._replace(attention=(first.attention[0]._replace(known_context=8488),))
+    again = 61 * 8488 * 2 * 512 * 128 * (128 + 128)
+    assert cost.seconds(later) - cost.seconds(first) == pytest.approx(again * 1e-11)
 
 
 def test_each_expert_has_its_share_of_the_rows() -> None:

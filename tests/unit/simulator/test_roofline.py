@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import KVFormat
+from octavo.core.model_spec import KVFormat, ModelSpec
 from octavo.core.weight_format import weight_format
-from octavo.simulator.hardware import device_names, parse_hardware
+from octavo.simulator.hardware import Hardware, device_names, parse_hardware
 from octavo.simulator.model_configs import spec_from_config
 from octavo.simulator.roofline import Deployment, Drafter, Roofline, kv_shares
 from octavo.simulator.work import AttentionWork, StepWork
@@ -19,13 +20,14 @@ from support import public_configs as public
 
 def decoding(batch: int, context: int, *, windows: tuple[int | None, ...] = (None,)) -> StepWork:
     attention = [
-        AttentionWork(window, batch * min(context, window or context), 0, 0) for window in windows
+        AttentionWork(window, batch * min(context, window or context), 0, 0, 0)
+        for window in windows
     ]
     return StepWork(batch, batch, batch, 0, 0, 0, 0, tuple(attention))
 
 
 def prompt(tokens: int) -> StepWork:
-    attention = AttentionWork(None, 0, tokens, tokens * (tokens + 1) // 2)
+    attention = AttentionWork(None, 0, tokens, tokens * (tokens + 1) // 2, 0)
     return StepWork(tokens, 1, 1, 0, 0, 0, 1, (attention,))
 
 
@@ -115,6 +117,54 @@ def test_latent_attention_is_bound_by_arithmetic_before_others() -> None:
         KVFormat("bfloat16")
     )
     assert per_byte == pytest.approx(242, abs=1)
+
+
+def latent_chunks(rows: int, context: int, sequences: int = 1) -> StepWork:
+    """New tokens of each sequence after its context."""
+    pairs, seen = rows * context + rows * (rows + 1) // 2, context + rows
+    attention = AttentionWork(None, 0, sequences * seen, sequences * pairs, sequences * context)
+    return StepWork(sequences * rows, 1, sequences, 0, 0, 0, 0, (attention,))
+
+
+def test_later_chunks_of_a_prompt_make_the_heads_keys_from_cached_vectors_again() -> None:
+    """DeepSeek-V3: 2 x 512 x 128 x 256 FLOPs a token of context and layer, and the pairs."""
+    later = milliseconds(public.DEEPSEEK_V3, "H200", latent_chunks(2048, 30_000))
+    first = milliseconds(public.DEEPSEEK_V3, "H200", latent_chunks(2048, 0))
+    pairs = 2048 * 30_000 * 2 * 128 * (128 + 64 + 128)
+    again = 30_000 * 2 * 512 * 128 * (128 + 128)
+    attention_flops = 989e12 * parse_hardware("H200").device.efficiency.attention
+    assert later - first == pytest.approx(61e3 * (pairs + again) / attention_flops, rel=0.01)
+
+
+def test_guesses_are_verified_on_the_cached_vectors_themselves() -> None:
+    """Of five rows, keys and values of all heads would be made for nothing: 50 times the work."""
+    cost = Roofline(spec_from_config(public.DEEPSEEK_V3), parse_hardware("H200:8"))
+    verifying = cost.seconds(latent_chunks(5, 8000, sequences=16))
+    alone = cost.seconds(latent_chunks(5, 0, sequences=16))
+    pairs = 16 * 5 * 8000 * 2 * 128 * (2 * 512 + 64)
+    attention_flops = 989e12 * cost.efficiency.attention
+    assert verifying - alone == pytest.approx(61 * pairs / attention_flops, rel=0.1)
+
+
+def test_each_part_of_a_layer_ends_with_one_all_reduce() -> None:
+    """A layer of Nemotron-H is a mixer or an MLP, where others are both."""
+    llama = spec_from_config(public.LLAMA_3_1_8B)
+    [layer] = set(llama.layers)
+    halves = (replace(layer, mlp=None), replace(layer, mixer=None))
+    apart = replace(llama, layers=halves * len(llama.layers))
+
+    def communication(spec: ModelSpec) -> float:
+        work, deployment = decoding(64, 256), Deployment(tensor_parallel=4)
+        linked = parse_hardware("H100:4")
+        unlinked = Hardware(replace(linked.device, link=None), 4)
+        seconds = Roofline(spec, linked, deployment).seconds(work)
+        return seconds - Roofline(spec, unlinked, deployment).seconds(work)
+
+    assert communication(apart) == pytest.approx(communication(llama))
+    assert (
+        communication(llama)
+        > 64 * Roofline(llama, parse_hardware("H100")).efficiency.reduce_seconds
+    )
 
 
 def test_ranks_beyond_the_key_value_heads_have_copies() -> None:

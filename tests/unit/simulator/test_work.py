@@ -38,6 +38,7 @@ def test_a_step_of_prompts_decoding_and_guesses() -> None:
                 decoding_context=21,
                 chunk_context=8 + 12 + 34,
                 chunk_pairs=sum(range(1, 9)) + sum(range(9, 13)) + sum(range(31, 35)),
+                known_context=8 + 30,
             ),
         ),
     )
@@ -48,7 +49,7 @@ def test_guesses_that_were_made_count_and_not_those_asked_for() -> None:
     work = work_of(asked, (None,), draft_lengths=[0, 2])
     assert (work.num_tokens, work.num_logit_rows) == (4, 4)
     assert (work.num_drafting, work.num_draft_tokens, work.longest_draft) == (1, 2, 2)
-    assert work.attention == (AttentionWork(None, 21, 12, 10 + 11 + 12),)
+    assert work.attention == (AttentionWork(None, 21, 12, 10 + 11 + 12, 9),)
 
 
 @given(
@@ -60,11 +61,12 @@ def test_windows_count_what_each_query_sees(start: int, count: int, window: int 
     [attention] = work_of(step((start, count, True, 0)), [window]).attention
     limit = window or 1000
     seen = [range(max(0, place + 1 - limit), place + 1) for place in range(start, start + count)]
-    pairs, context = sum(map(len, seen)), len(set().union(*seen))
+    keys = set().union(*seen)
+    pairs, known = sum(map(len, seen)), len(keys & set(range(start)))
     if count == 1:
-        assert attention == AttentionWork(window, pairs, 0, 0)
+        assert attention == AttentionWork(window, pairs, 0, 0, 0)
     else:
-        assert attention == AttentionWork(window, 0, context, pairs)
+        assert attention == AttentionWork(window, 0, len(keys), pairs, known)
 
 
 @pytest.mark.parametrize("windows", [(None,), (None, 512), (512, None, 128)])
