@@ -66,7 +66,6 @@ def write_results(folder: Path, tuned: Tuned, *, command: str, config: str) -> l
     pictures = _pictures(tuned) if can_draw() else []
     for picture in pictures:
         (folder / f"{picture.name}.png").write_bytes(picture.png)
-    check = words.check_command(tuned, config)
     parts: dict[str, Any] = {
         "title": words.title_of(tuned),
         "verdict": words.verdict_of(tuned),
@@ -76,7 +75,7 @@ def write_results(folder: Path, tuned: Tuned, *, command: str, config: str) -> l
         "facts": [
             ("command", command),
             ("to serve", words.serve_command(tuned, config)),
-            *([("to check", check)] if check else []),
+            *words.check_commands(tuned, config),
             *words.facts_of(tuned),
             ("octavo", octavo.__version__),
         ],

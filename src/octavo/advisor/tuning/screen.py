@@ -22,8 +22,7 @@ def tune_lines(tuned: Tuned, *, config: str, folder: str) -> list[str]:
     if promise := words.promise_of(tuned, result.winner):
         lines += _wrapped(promise, indent="  ")
     end = [f"to serve: {words.serve_command(tuned, config)}"]
-    if check := words.check_command(tuned, config):
-        end.append(f"to check: {check}")
+    end += [f"{what}: {command}" for what, command in words.check_commands(tuned, config)]
     end.append(f"all trials and the report: {folder}")
     rest = [*_finalists(tuned), *_effects(tuned), *_counts(tuned)]
     rest += [line for note in words.notes_of(tuned) for line in _wrapped(f"note: {note}")]

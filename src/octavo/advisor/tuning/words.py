@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -72,18 +73,28 @@ def serve_command(tuned: Tuned, config: str) -> str:
     return started_as(tuned, tuned.result.space.changes(tuned.result.winner))
 
 
-def check_command(tuned: Tuned, config: str) -> str:
-    """What shows the promise on requests that tuning has not seen; empty if nothing is promised, or
-    the engine is one that `octavo ab` does not start by a config.
+def check_commands(tuned: Tuned, config: str) -> list[tuple[str, str]]:
+    """What shows the promise on requests that tuning has not seen, and what each shows: latencies
+    at a rate that both can serve, and the SLO at one between their edges. Empty if nothing is
+    promised, or the engine is one that Octavo does not start by a config.
     """
-    wish = tuned.wish
-    if tuned.result.is_default_best or not isinstance(wish.engine, OctavoEngine):
-        return ""
+    wish, result = tuned.wish, tuned.result
+    if result.is_default_best or not isinstance(wish.engine, OctavoEngine):
+        return []
     key = " --api-key KEY" if wish.engine.api_key else ""
-    return (
-        f'octavo ab --a "tuned=octavo --config {config}" --b "{started_as(tuned, {})}"{key} '
-        f"{wish.load_flags} --rate {tuned.result.common_rate:.3g} --seed {_CHECK_SEED}"
-    )
+    best, default = f'octavo --config {config}"', f'"{started_as(tuned, {})}"{key}'
+    load = f"{wish.load_flags} --seed {_CHECK_SEED}"
+    checks = [
+        (
+            "to compare",
+            f'octavo ab --a "tuned={best} --b {default} {load} --rate {result.common_rate:.3g}',
+        )
+    ]
+    edges = [result.final.mean_edge(one) for one in (result.winner, result.space.default)]
+    if all(edges):
+        load += f" --rate {math.sqrt(math.prod(edges)):.3g} --slo {shlex.quote(wish.slo.text)}"
+        checks.append(("to see the SLO", f'octavo bench serve "{best} {default} {load}'))
+    return checks
 
 
 def started_as(tuned: Tuned, changes: Mapping[str, Any]) -> str:

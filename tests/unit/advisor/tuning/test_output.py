@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,9 +51,15 @@ def test_what_ab_should_see_is_promised(found: Tuned) -> None:
     text = words.promise_of(found, found.result.winner)
     assert "against the default: E2E ×" in text
     assert "faster" in text
-    command = words.check_command(found, "best.yaml")
-    assert command.startswith('octavo ab --a "tuned=octavo --config best.yaml" --b "octavo org/m')
-    assert f"--rate {found.result.common_rate:.3g}" in command
+    (_, compared), (_, kept) = words.check_commands(found, "best.yaml")
+    assert compared.startswith('octavo ab --a "tuned=octavo --config best.yaml" --b "octavo org/m')
+    assert f"--rate {found.result.common_rate:.3g}" in compared
+    assert kept.startswith('octavo bench serve "octavo --config best.yaml" "octavo org/m')
+    assert f"--slo {shlex.quote(found.wish.slo.text)}" in kept
+    rate = float(kept.split("--rate ")[1].split()[0])
+    final = found.result.final
+    assert final.mean_edge(found.result.space.default) < rate
+    assert rate < final.mean_edge(found.result.winner)
 
 
 def test_the_screen_is_short(found: Tuned, flat: Tuned) -> None:
@@ -112,8 +119,8 @@ def test_another_engine_is_served_by_its_command_and_not_checked_with_octavo(
     other = replace(other, result=replace(other.result, final=final))
     served = words.serve_command(other, "best.yaml")
     assert served == "llama-server -m m.gguf --port '{port}' --threads 4"
-    assert words.check_command(other, "best.yaml") == ""
-    assert words.check_command(flat, "best.yaml") == ""  # nothing is promised
+    assert words.check_commands(other, "best.yaml") == []
+    assert words.check_commands(flat, "best.yaml") == []  # nothing is promised
 
 
 def test_the_folder_has_it_all(found: Tuned, tmp_path: Path) -> None:
