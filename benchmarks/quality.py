@@ -96,7 +96,7 @@ class Loaded:
         plan = plan_weights(causal_lm, checkpoint, backend, dtype, format.quantization)
         load_weights(causal_lm, plan)
         make_rope_tables(causal_lm, backend, WINDOW)
-        heads = [(layer.num_kv_heads, layer.head_dim) for layer in causal_lm.spec.layers]
+        heads = causal_lm.spec.kv_heads
         kv_format = KVFormat(format.kv_dtype)
         self._kv_layers = backend.allocate_kv(WINDOW // BLOCK_SIZE, BLOCK_SIZE, heads, kv_format)
         self._forward = backend.compile(causal_lm.forward)

@@ -111,7 +111,7 @@ def test_the_check_gets_the_workload_that_was_asked_for(
     text = capsys.readouterr().out
     assert "to serve: octavo serve --config new/folder/best.yaml\n" in text
     assert '"tuned=octavo --config new/folder/best.yaml" --b "octavo m" --workload rag' in text
-    assert "--workload rag --scale 1/4 --rate" in text
+    assert "--workload rag --scale 1/4 --seed 5000 --rate" in text
 
 
 def test_another_engine(wishes: list[Wish], tmp_path: Path) -> None:
