@@ -222,6 +222,8 @@ def test_a_server_that_costs_what_was_learned_is_predicted(
 
 
 def test_a_server_that_became_slower_lies_outside(tmp_path: Path) -> None:
+    """In a folder whose recording is overwritten."""
+    (tmp_path / f"recorded-{verification._file_name(CHAT)}.jsonl").write_text("of another run\n")
     found = _verification(tmp_path, (1.0, 1.3), loads=(0.3,))
     assert min(found.errors(TPOT)) > 0.2
     inside, total = found.num_covered()
