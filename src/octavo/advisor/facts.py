@@ -108,7 +108,8 @@ NAMES = frozenset(field.name for field in fields(Facts))
 class LayoutFacts:
     """One way to lay a model out on devices; memory in GiB a device.
 
-    fits_weights: with what the engine needs besides, and some KV. prefill_communication: share of
+    fits_weights: with what the engine needs besides, and some KV, or as much as was told.
+    needed_gib: all of that, but for KV that wasn't told. prefill_communication: share of
     a prompt's time that is spent in all-reduces. quant_group: weights that share a scale, 0 where
     none do; inner_size: of the MLP, or of an expert.
     """
@@ -126,6 +127,7 @@ class LayoutFacts:
     devices_per_node: int
     fits_weights: bool
     weights_gib: float
+    needed_gib: float
     usable_gib: float
     kv_gib: float
     users_longest: float

@@ -79,8 +79,12 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """Weights, and a request of the longest length."""
-        return self.users_longest >= 1
+        """Weights, and a request of the longest length, without more KV told than there is."""
+        return self.needed_bytes <= self.device_bytes and self.users_longest >= 1
+
+    @property
+    def needed_bytes(self) -> float:
+        return self.other_bytes + max(0.0, self.kv_bytes)
 
     @property
     def provenance(self) -> Provenance:

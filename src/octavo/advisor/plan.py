@@ -163,10 +163,7 @@ def make_plan(question: Question) -> Plan:
         made.append(_plan_on(question, hardware))
         if made[-1].is_good:
             break
-    if made[-1].is_good:
-        best = made[-1]
-    else:
-        best = max(made, key=lambda plan: (plan.deployed.memory.fits, plan.capacity))
+    best = made[-1] if made[-1].is_good else max(made, key=_nearness)
     rest = tuple((plan.deployed.hardware, plan.judgement) for plan in made if plan is not best)
     changes: list[Change] = []
     if not best.is_good:
@@ -174,6 +171,12 @@ def make_plan(question: Question) -> Plan:
     if best.verdict is Verdict.DOES_NOT_FIT:
         changes = _with_a_command(question, changes)
     return replace(best, others=rest, changes=tuple(changes))
+
+
+def _nearness(plan: Plan) -> tuple[bool, float, float]:
+    """To doing what is asked: where nothing fits, the least memory is missing."""
+    memory = plan.deployed.memory
+    return memory.fits, plan.capacity, 0.0 if memory.fits else memory.kv_bytes
 
 
 def _with_a_command(question: Question, changes: list[Change]) -> list[Change]:

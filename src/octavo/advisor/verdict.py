@@ -12,6 +12,7 @@ from octavo.advisor.promise import Promise
 from octavo.advisor.rules import REJECT
 from octavo.simulator.cost_model import Provenance
 
+_GROWS = "more comes than can be done, the queue grows"
 _CERTAIN = 0.9
 """Share of draws from which on an answer is given without a maybe."""
 
@@ -59,7 +60,10 @@ def judge(
         return Judgement(Verdict.IMPOSSIBLE, words, bound.provenance)
     provenance = prediction.provenance
     if promise is None:
-        return Judgement(Verdict.FITS, _bottleneck(deployed, prediction), provenance)
+        words = _bottleneck(deployed, prediction)
+        if not prediction.is_stable:
+            words = f"{_GROWS}; {words}"
+        return Judgement(Verdict.FITS, words, provenance)
     limit, found = max(
         prediction.limits_ms.items(), key=lambda item: item[1].value / item[0].limit_ms
     )
@@ -68,7 +72,7 @@ def judge(
         f"{_bottleneck(deployed, prediction, limit.metric)}"
     )
     if not prediction.is_stable:
-        words = f"more comes than can be done, the queue grows; {nearest}"
+        words = f"{_GROWS}; {nearest}"
         return Judgement(Verdict.MISSES, words, provenance)
     chance = prediction.chance or 0.0
     if prediction.meets:

@@ -173,6 +173,7 @@ def _term(text: str, part: str, *, has_percentile: bool) -> Term:
         if not 0 < q < 1:
             raise _wrong(text, part, "a percentile lies between 0 and 100")
     elif has_percentile:
+        _metric(text, name)  # a name that is none needs no percentile
         raise _wrong(text, name, f"say which percentile: {name}_p99, or attain({part}) >= 0.95")
     if unit not in _MS_OF:
         raise _wrong(text, part, f"the limit needs a unit, ms or s: {number}ms")

@@ -40,7 +40,10 @@ def number(flag: str, text: str) -> float:
     except (ValueError, ZeroDivisionError):
         value = -1.0
     if not 0 < value < 1e9:
-        raise ConfigError(f"{flag} must be a number above 0, such as 2, 0.25 or 1/16, got {text!r}")
+        too_much = ": it is below 1e9" if value >= 1e9 else ""
+        raise ConfigError(
+            f"{flag} must be a number above 0, such as 2, 0.25 or 1/16, got {text!r}{too_much}"
+        )
     return value
 
 

@@ -55,12 +55,16 @@ def plan(
             metavar="FLOAT",
             help="Instead of --users: requests a second at the peak.",
             min=0.001,
+            max=1e6,
         ),
     ] = None,
     burstiness: Annotated[
         float | None,
         typer.Option(
-            metavar="FLOAT", help="Of arrivals: 1 is Poisson, less is burstier.", min=0.001
+            metavar="FLOAT",
+            help="Of arrivals: 1 is Poisson, less is burstier.",
+            min=0.001,
+            max=1e6,
         ),
     ] = None,
     prefix_share: Annotated[
@@ -364,12 +368,20 @@ def _write(made: Plan, out: Path) -> None:
     from octavo.advisor.load_test import WORKLOAD_FILE
     from octavo.advisor.output.markdown import plan_markdown
 
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "plan.json").write_text(json.dumps(made.to_json(), indent=2) + "\n", encoding="utf-8")
-    (out / "plan.md").write_text(plan_markdown(made), encoding="utf-8")
     values = made.question.traffic.workload_file()
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    (out / WORKLOAD_FILE).write_text(text, encoding="utf-8")
+    files = {
+        "plan.json": json.dumps(made.to_json(), indent=2) + "\n",
+        "plan.md": plan_markdown(made),
+        WORKLOAD_FILE: yaml.safe_dump(values, sort_keys=False, allow_unicode=True),
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (out / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--out {out} can't be written ({error.strerror}): name another folder"
+        ) from None
     print(f"wrote plan.json, plan.md and {WORKLOAD_FILE} into {out}", file=sys.stderr)
 
 

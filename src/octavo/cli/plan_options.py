@@ -46,6 +46,7 @@ UsersOption = Annotated[
         metavar="NUMBER",
         help="Requests in flight at the peak, each user's next one after the last (default: 1).",
         min=1,
+        max=1e6,
     ),
 ]
 WeightsOption = Annotated[

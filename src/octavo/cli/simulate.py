@@ -110,10 +110,15 @@ def simulate(
     ] = None,
     burstiness: Annotated[
         float | None,
-        typer.Option(metavar="FLOAT", help="Of arrivals, as for `octavo bench`.", min=0.001),
+        typer.Option(
+            metavar="FLOAT", help="Of arrivals, as for `octavo bench`.", min=0.001, max=1e6
+        ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(metavar="FLOAT", help="How long a load lasts, in its own time.", min=1)
+        float,
+        typer.Option(
+            metavar="FLOAT", help="How long a load lasts, in its own time.", min=1, max=1e7
+        ),
     ] = 60.0,
     num_requests: Annotated[
         int | None,

@@ -113,8 +113,12 @@ class Hardware:
 def parse_hardware(text: str) -> Hardware:
     """ "H100:4" (four), "L4" (one), or "cpu": this machine. Raises ConfigError."""
     name, colon, count = text.strip().partition(":")
+    if "," in text:
+        raise ConfigError(f"--hardware {text}: one kind of devices is meant here, as in H100:2")
     if colon and not re.fullmatch(r"[1-9]\d{0,3}", count):
-        raise ConfigError(f"--hardware {text}: behind the colon stands how many, as in {name}:2")
+        raise ConfigError(
+            f"--hardware {text}: behind the colon stands how many, 1 to 9999, as in {name}:2"
+        )
     if _plain(name) == CPU:
         if colon:
             raise ConfigError(

@@ -195,6 +195,11 @@ def test_one_rule_is_explained_without_a_model(capsys: pytest.CaptureFixture[str
         (["--hardware", "H100", "--weights", "int3"], "no weight format 'int3'"),
         (["--hardware", "H100", "--kv-cache-dtype", "q4"], "--kv-cache-dtype must be"),
         (["--hardware", "H100", "--users", "2", "--rate", "1"], "not both"),
+        (["--hardware", "H100:2,H100:99999"], "how many, 1 to 9999"),
+        (["--hardware", "H100", "--slo", "ttftt<5ms"], "no such metric; did you mean ttft?"),
+        (["--hardware", "H100", "--scale", "1e9"], "below 1e9"),
+        (["--hardware", "H100", "--out", "/dev/null/plan"], "name another folder"),
+        (["--hardware", "H100", "--picture", "/dev/null/plan.png"], "name another file"),
         (["--hardware", "H100:2", "--tp", "4"], "more than the 2 devices"),
         (["--hardware", "H100", "--max-model-len", "9999999"], "lower it"),
         (["--hardware", "H100", "--max-model-len", "100"], "would be refused"),
@@ -208,6 +213,40 @@ def test_mistakes_name_the_value_and_the_remedy(
 ) -> None:
     assert main(["plan", config, *options]) == 1
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--users", "--request-rate", "--burstiness"])
+def test_numbers_without_end_are_refused(
+    config: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", config, "--hardware", "H100", option, "inf"]) == 2
+    assert "less than or equal to" in capsys.readouterr().err
+
+
+def test_a_queue_that_grows_is_said_without_an_slo(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", config, "--hardware", "L4", *CHAT, "--request-rate", "100"]) == 0
+    assert "fits: more comes than can be done, the queue grows" in capsys.readouterr().out
+
+
+def test_kv_that_was_told_must_be_there(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["plan", config, "--hardware", "H100", "--kv-cache-memory-bytes"]
+    assert main([*plan, "70G"]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "weights take 15.0 of 71.7 usable GiB a device, all that is needed" in text
+    assert main([*plan, "60G"]) == 0
+
+
+def test_where_nothing_fits_the_hardware_that_misses_least_is_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(public.LLAMA_3_70B))
+    assert main(["plan", str(path), "--hardware", "L4,H100,A10"]) == 1
+    text = capsys.readouterr().out
+    assert "on H100" in text.splitlines()[0]
+    assert "L4: does not fit" in text
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,12 @@ def draw_plan(plan: Plan, path: Path) -> None:
         _memory(figure.add_subplot(grid[0]), plan)
         for place, metric in enumerate(("ttft", "tpot"), start=1):
             _latency(figure.add_subplot(grid[place]), plan, metric)
-        figure.savefig(path)
+        try:
+            figure.savefig(path)
+        except OSError as error:
+            raise ConfigError(
+                f"--picture {path} can't be written ({error.strerror}): name another file"
+            ) from None
 
 
 def _first(plan: Plan) -> str:

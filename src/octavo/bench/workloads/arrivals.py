@@ -39,7 +39,7 @@ class Gamma(Section):
     1 / sqrt(burstiness), so that 0.25 gives CV 2, and large values nearly equal gaps.
     """
 
-    burstiness: Annotated[float, Field(gt=0)] = 1.0
+    burstiness: Annotated[float, Field(gt=0, le=1e6)] = 1.0
 
     def gaps(self, rng: random.Random) -> Iterator[float]:
         shape = self.burstiness
