@@ -300,6 +300,12 @@ def _assumptions(
 ) -> list[str]:
     traffic, promise = question.traffic, question.promise
     said = [*question.model.notes]
+    longest, most = traffic.lengths.longest, deployed.settings.max_model_len
+    if longest > most:
+        said.append(
+            f"requests of more than {most:,} tokens, the model's most, are refused; those told are "
+            f"up to {longest:,}"
+        )
     if traffic.is_assumed:
         said.append("only mean lengths were told: uniform within ± 50 % of them")
     if promise is not None:

@@ -230,6 +230,14 @@ def test_a_queue_that_grows_is_said_without_an_slo(
     assert "fits: more comes than can be done, the queue grows" in capsys.readouterr().out
 
 
+def test_requests_that_the_model_is_too_short_for_are_named(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = ["--input-len", "130000", "--output-len", "2000"]
+    main(["plan", config, "--hardware", "H100", *lengths, "--format", "md"])
+    assert "requests of more than 131,072 tokens" in capsys.readouterr().out
+
+
 def test_kv_that_was_told_must_be_there(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     plan = ["plan", config, "--hardware", "H100", "--kv-cache-memory-bytes"]
     assert main([*plan, "70G"]) == 1
