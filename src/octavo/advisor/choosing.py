@@ -246,10 +246,17 @@ def with_batch(deployed: Deployed, capacity: float, choices: Choices) -> Deploye
 
 
 def _with_budget(deployed: Deployed, promise: Promise | None) -> Deployed:
+    """A request that comes while a full step runs waits for that, then for its own prompt: so a
+    larger step than the default's takes no more than half of the limit of a first token.
+    """
     is_cpu = deployed.hardware.device.is_cpu
+    first_token = None if promise is None else promise.limit("ttft")
+    longest_s = math.inf if first_token is None else first_token.limit_ms / 2e3
+    default = deployed.settings.token_budget
     best, most = deployed, _WORTH * max(_served(deployed, promise), 1e-9)
     for budget in _CPU_BUDGETS if is_cpu else _GPU_BUDGETS:
-        if budget == deployed.settings.token_budget:
+        is_long = budget > default and deployed.steps.mixed(0, budget) > longest_s
+        if budget == default or is_long:
             continue
         other = deployed.but(settings=deployed.settings.but(token_budget=budget))
         if other.memory.fits and (served := _served(other, promise)) > most:

@@ -1,17 +1,18 @@
 """Latency and throughput in closed form: fast enough to compare hundreds of cases.
 
 One lane is what one scheduler sees: a replica, or of a pipeline with P stages one of the P batches
-that are in flight. Its steps are of two kinds, with a piece of a prompt (t1 seconds) and without
-(t0). A request needs n steps with pieces of its prompt; at x requests a second a share x n t1 of
-the time goes to those, and between two tokens of an answer passes
+that are in flight. Its steps are of two kinds, with tokens of prompts (t1 seconds) and without
+(t0). A request takes n of those with: several for the pieces of a long prompt, part of one where
+short prompts come together. At x requests a second a share x n t1 of the time goes to them, and
+between two tokens of an answer passes
 
     tpot = t0 / (1 - x n (t1 - t0)),        batch = x E[output] tpot   (Little's law)
 
 which is solved by iteration, since t0 and t1 depend on the batch. Averaging over a mean step
 instead hides that prompts cross the roofline's ridge where single tokens don't. Waiting for the
-first token is that of an M/G/1 queue of prompts. docs/plan.md compares it with simulations: good
-to half of the capacity, optimistic beyond; so a plan's answer is simulated, and this is used for
-ratios: between loads, between cost models that may be true.
+first token is that of an M/G/1 queue of prompts. docs/plan.md compares it with simulations: so a
+plan's answer is simulated, and this is used for ratios: between loads, between cost models that may
+be true.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class StepTimes:
         return self._interpolated(batch, 0)
 
     def mixed(self, batch: float, chunk: float) -> float:
-        """Besides, a piece of a prompt."""
+        """Besides, so many tokens of prompts: a piece of one, or several prompts."""
         return self._interpolated(batch, max(1, round(chunk)))
 
     def verifying(self, batch: int, guesses: int) -> float:
@@ -80,22 +81,23 @@ class StepTimes:
 
     def _of(self, batch: int, chunk: int) -> float:
         context = round(self._context)
+        prompts = max(1, round(chunk / self.prompt)) if chunk else 0
+        each = chunk // max(1, prompts)
         # The middle piece of the prompt stands for all.
-        before = round(self._known + max(0.0, (self.prompt - chunk) / 2)) if chunk else 0
+        before = round(self._known + max(0.0, (self.prompt - each) / 2)) if chunk else 0
         attention = tuple(
             AttentionWork(
                 window,
                 batch * _seen(context, window),
-                _seen(before + chunk, window) if chunk else 0,
-                _pairs(before, chunk, window),
-                _seen(before, window),
+                prompts * _seen(before + each, window),
+                prompts * _pairs(before, each, window),
+                prompts * _seen(before, window),
             )
             for window in self._windows
         )
-        rows = batch + chunk
-        sequences = batch + (1 if chunk else 0)
+        sequences = batch + prompts
         return self._seconds(
-            StepWork(max(1, rows), batch + bool(chunk), max(1, sequences), 0, 0, 0, 0, attention)
+            StepWork(max(1, batch + chunk), sequences, max(1, sequences), 0, 0, 0, 0, attention)
         )
 
 
@@ -127,7 +129,8 @@ class Load:
 class LaneResult:
     """In seconds and per second. ttft: mean wait and own time; the wait's tail is exponential with
     mean wait_scale where there is one (probability wait_share). tpot, tpot_sd: over requests. load:
-    share of the most requests that the lane could do. prefill_share: of time. batch: decoding.
+    share of the most requests that the lane could do. prefill_share: of time, what
+    prompts add to steps. batch: decoding.
     is_stable: False where more comes than can be done; then the others are what the lane tends to.
     """
 
@@ -174,12 +177,22 @@ def lane(
     rate = load.rate or 0.0
     queue = 0.0
     is_stable = True
+    chunk = 0.0
     for _ in range(_ROUNDS):
         room = max(1.0, budget - batch)
-        pieces = max(1, math.ceil(steps.prompt / room))
-        plain = steps.decoding(batch)
-        mixed = steps.mixed(batch, steps.prompt / pieces)
-        kind = _Kind(plain, mixed, pieces, lengths.output_mean)
+        # What comes while a step with prompts runs is in the next one: as much as there is room.
+        fewest = min(steps.prompt, room)
+        chunk = min(room, max(fewest, chunk))
+        plain, mixed = steps.decoding(batch), steps.mixed(batch, chunk)
+        full = mixed if chunk == room else steps.mixed(batch, room)
+        kind = _Kind(
+            plain,
+            mixed,
+            steps.prompt / chunk,
+            max(1.0, steps.prompt / room) * mixed,
+            steps.prompt / room * full,
+            lengths.output_mean,
+        )
         most = kind.most_rate(most_running)
         if load.users is not None:
             rate = kind.rate_of_users(load.users, most)
@@ -190,24 +203,25 @@ def lane(
             is_stable = rate < _SATURATED * most
             tpot = kind.tpot(min(rate, _SATURATED * most))
         new = min(most_running, max(1e-6, min(rate, most) * lengths.output_mean * tpot))
-        if abs(new - batch) < 1e-3 * batch:
+        coming = min(room, max(fewest, min(rate, most) * mixed * steps.prompt))
+        if abs(new - batch) < 1e-3 * batch and abs(coming - chunk) < 1e-2 * chunk:
             batch = new
             break
-        batch = (batch + new) / 2
+        batch, chunk = (batch + new) / 2, (chunk + coming) / 2
     served = min(rate, most)
-    share = min(1.0, served * pieces * mixed)
-    busy = min(_SATURATED, share)
+    share = min(1.0, served * kind.num_mixed * mixed)
+    busy = min(_SATURATED, served * kind.least_s)
     wait = kind.mean_wait(served, load.burst_cv if load.users is None else 1.0)
     if load.users is not None:
-        wait = min(wait, (load.users - 1) / 2 * pieces * mixed)
+        wait = min(wait, (load.users - 1) / 2 * kind.least_s)
     jitter = min(share, 1 - share) * lengths.inverse_output
     spread = math.sqrt(max(0.0, jitter)) * (mixed - plain)
     if load.users is None:  # the batch itself comes and goes
         slope = (steps.decoding(batch + 1) - steps.decoding(batch)) * (tpot / plain)
         spread = math.hypot(spread, slope * math.sqrt(batch) * load.burst_cv)
     return LaneResult(
-        own_prefill=pieces * mixed,
-        longest_prefill=max(1.0, lengths.input_p99 / lengths.input_mean) * pieces * mixed,
+        own_prefill=kind.own_s,
+        longest_prefill=max(1.0, lengths.input_p99 / lengths.input_mean) * kind.own_s,
         first_step=tpot / 2 if batch > 1 else 0.0,
         wait_share=busy,
         wait_scale=wait / busy if busy else 0.0,
@@ -217,7 +231,7 @@ def lane(
         request_rate=served,
         output_rate=served * lengths.output_mean,
         load=rate / most if load.users is None else served / most,
-        prefill_share=share,
+        prefill_share=min(1.0, served * kind.num_mixed * (mixed - plain)),
         queue_s=queue,
         is_stable=is_stable,
     )
@@ -225,34 +239,39 @@ def lane(
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Steps at one batch: plain and mixed seconds, pieces of a prompt, tokens of an answer."""
+    """Steps at one batch. plain, mixed: seconds of a step without and with tokens of prompts.
+    num_mixed: steps with them that a request takes. own_s: seconds that it waits for its own
+    prompt. least_s: seconds that a prompt takes of the lane when each step has all that it may.
+    output: tokens of an answer.
+    """
 
     plain: float
     mixed: float
-    pieces: int
+    num_mixed: float
+    own_s: float
+    least_s: float
     output: float
 
     def tpot(self, rate: float) -> float:
-        left = 1 - rate * self.pieces * (self.mixed - self.plain)
+        left = 1 - rate * self.num_mixed * (self.mixed - self.plain)
         return min(self.mixed, self.plain / left) if left > 0 else self.mixed
 
     def mean_wait(self, rate: float, burst_cv: float) -> float:
         """Of a prompt for those before it (Pollaczek and Khinchine, with Kingman's correction for
         gaps that aren't exponential).
         """
-        own = self.pieces * self.mixed
-        busy = min(_SATURATED, rate * own)
-        return busy * own / (2 * (1 - busy)) * (1 + burst_cv**2) / 2
+        busy = min(_SATURATED, rate * self.least_s)
+        return busy * self.least_s / (2 * (1 - busy)) * (1 + burst_cv**2) / 2
 
     def first_token(self, rate: float, burst_cv: float) -> float:
-        return self.tpot(rate) / 2 + self.mean_wait(rate, burst_cv) + self.pieces * self.mixed
+        return self.tpot(rate) / 2 + self.mean_wait(rate, burst_cv) + self.own_s
 
     def most_rate(self, most_running: float) -> float:
         """Where prompts take all steps, or where so many sequences run."""
-        by_prompts = 1 / (self.pieces * self.mixed)
+        by_prompts = 1 / self.least_s
         # rate output tpot(rate) = most_running, solved for the rate.
         per_token = most_running / self.output
-        extra = self.pieces * (self.mixed - self.plain)
+        extra = self.num_mixed * (self.mixed - self.plain)
         by_batch = per_token / (self.plain + per_token * extra)
         return min(by_prompts, by_batch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -137,3 +138,24 @@ def test_the_same_question_has_the_same_answer() -> None:
         return case.predict(None, corrected, outcome).times_ms
 
     assert answer() == answer()
+
+
+def test_short_prompts_come_together_in_a_step() -> None:
+    """A step has room for a dozen of these: one each would be the limit long before."""
+    traffic = read_traffic(input_len="160", output_len="120", rate=110.0)
+    case = deployed(traffic=traffic, num_seqs=512)
+    closed = case.lane_at(case.load)
+    one_each = 1 / case.steps.mixed(closed.batch, case.steps.prompt)
+    assert case._most_rate() > 1.3 * one_each
+    assert closed.is_stable
+    _, outcome = case.simulated((("tpot", 0.5),))
+    assert outcome is not None
+    assert closed.tpot == pytest.approx(outcome.quantile("tpot", 0.5), rel=0.25)
+
+
+def test_a_larger_step_never_serves_less_where_nothing_limits_it() -> None:
+    rates = [
+        deployed(token_budget=budget).lane_at(Load(users=1000)).request_rate
+        for budget in (256, 512, 1024, 2048)
+    ]
+    assert all(more > 0.99 * fewer for fewer, more in pairwise(rates))
