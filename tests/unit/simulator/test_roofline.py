@@ -260,7 +260,7 @@ def test_hardware_as_users_write_it() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("H100:0", "how many, as in H100:2"),
+        ("H100:0", "how many, 1 to 9999, as in H100:2"),
         ("H100:x", "how many"),
         ("cpu:8", "leave out the :8"),
         ("TPUv9", "no device 'TPUv9' is known; use one of H100,"),
