@@ -56,10 +56,6 @@ class Residency:
         self._num_unfilled = 0  # places for tokens in held blocks that hold none
 
     @property
-    def num_all_slots(self) -> int:
-        return self._num_all_slots
-
-    @property
     def num_free_slots(self) -> int:
         num_taken = self._num_all_slots - len(self._free_slots)
         return max(0, self.num_slots - num_taken)

@@ -28,7 +28,7 @@ from octavo.core.step import (
 from octavo.kvcache.block_pool import BlockPool
 from octavo.scheduler.batching import Batching, ContinuousBatching
 from octavo.scheduler.drafting import Drafting
-from octavo.scheduler.limits import Limits
+from octavo.scheduler.limits import LimitRange, Limits
 from octavo.scheduler.plan import StepInFlight, StepPlan
 from octavo.scheduler.policies import Policy
 from octavo.scheduler.residency import Residency, slot_of
@@ -80,8 +80,10 @@ class Scheduler:
         self._residency = Residency(pool, block_size, num_slots, reserved)
         self._block_size = block_size
         self._limits = Limits(policy, self._residency, max_model_len)
-        self._max_num_batched_tokens = self._first_budget = max_num_batched_tokens
-        self._least_budget = 1 if enable_chunked_prefill else max_model_len
+        self._limit_range = LimitRange(
+            num_slots, max_num_batched_tokens, 1 if enable_chunked_prefill else max_model_len
+        )
+        self._max_num_batched_tokens = max_num_batched_tokens
         self._enable_chunked_prefill = enable_chunked_prefill
         self._max_num_queued_reqs = max_num_queued_reqs
         self._drafting = drafting
@@ -162,35 +164,11 @@ class Scheduler:
         """Those in force from the next step on; None: as at the start, for which memory was
         planned, so that none is higher. Raises RequestError for what can't be.
         """
-        slots = self._residency.num_all_slots
-        budget = max_num_batched_tokens or self._first_budget
-        wanted = min(max_num_seqs or slots, budget)
-        if max_num_seqs is not None and max_num_seqs > slots:
-            raise RequestError(
-                f"max_num_seqs {max_num_seqs} is more than the {slots} that the server was started "
-                "for; start it with more",
-                param="max_num_seqs",
-            )
-        if budget > self._first_budget:
-            raise RequestError(
-                f"max_num_batched_tokens {budget} is more than the {self._first_budget} that the "
-                "server was started for; start it with more",
-                param="max_num_batched_tokens",
-            )
-        if budget < self._least_budget:
-            raise RequestError(
-                f"max_num_batched_tokens {budget} is less than the {self._least_budget} tokens of "
-                "the longest prompt, and chunked prefill is off",
-                param="max_num_batched_tokens",
-            )
-        if len(self._running) > wanted:
-            raise RequestError(
-                f"{len(self._running)} sequences run, and no more than {wanted} would be allowed; "
-                "try again when fewer do",
-                status=409,
-            )
-        self._residency.num_slots, self._max_num_batched_tokens = wanted, budget
-        return LiveLimits(wanted, budget)
+        limits = self._limit_range.checked(
+            max_num_seqs, max_num_batched_tokens, num_running=len(self._running)
+        )
+        self._residency.num_slots, self._max_num_batched_tokens = limits
+        return limits
 
     def stats(self) -> EngineStats:
         num_waiting = len(self._waiting) + sum(map(len, self._forks.values()))
