@@ -61,6 +61,8 @@ struct AttentionArgs {
   float softmax_scale;
   int64_t window;         // 0: unlimited
   float softcap;          // 0: none; else scores become softcap * tanh(score / softcap)
+  const float* slopes;  // (H,) or null: slope * (position of the key - that of the query) is added
+  const float* sinks;  // (H,) or null: one more score in the softmax, of a key without a value
 };
 
 // One unit of attention: query tokens [first, last) of sequence s, kv head g, against the cached
@@ -95,13 +97,22 @@ struct Kernels {
   // rows.cpp: rows [t0, t1) each. `heads` vectors of `size` lie side by side in a row.
   void (*rms_norm)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t size,
                    const float* weight, float eps);
+  // weight, bias: null, or `size` values for each head, `head_stride` (0 or size) floats apart.
+  void (*layer_norm)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t size,
+                     const float* weight, const float* bias, int64_t head_stride, float eps);
+  // The first `rotated` values of each head; the table has rows of so many.
   void (*rotary)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t size,
-                 const float* table, const int64_t* positions);
+                 int64_t rotated, const float* table, const int64_t* positions);
   void (*silu)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size);
+  void (*gelu)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size);
+  void (*gelu_tanh)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size);
+  void (*relu)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size);
   void (*silu_mul)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size);  // x has 2 size
   void (*gelu_tanh_mul)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size);  // columns
   void (*add)(Rows x, Rows z, Rows y, int64_t t0, int64_t t1, int64_t size);  // y = x + z
   void (*scale)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size, float factor);
+  void (*clamp)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size, float limit);
+  void (*softcap)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size, float cap);
   void (*quantize)(Rows x, QuantizedRows y, int64_t t0, int64_t t1, int64_t size);
   // y[t] = row ids[t] of the matrix, dequantized.
   void (*embedding)(const PackedMatrix& table, const int64_t* ids, Rows y, int64_t t0, int64_t t1);

@@ -106,13 +106,19 @@ Kernels kernels_of(const std::map<std::string, std::string>& isa_by_op) {
          k.quantize = from.quantize;
        }},
       {"rms_norm", [](Kernels& k, const Kernels& from) { k.rms_norm = from.rms_norm; }},
+      {"layer_norm", [](Kernels& k, const Kernels& from) { k.layer_norm = from.layer_norm; }},
       {"rotary", [](Kernels& k, const Kernels& from) { k.rotary = from.rotary; }},
       {"silu", [](Kernels& k, const Kernels& from) { k.silu = from.silu; }},
+      {"gelu", [](Kernels& k, const Kernels& from) { k.gelu = from.gelu; }},
+      {"gelu_tanh", [](Kernels& k, const Kernels& from) { k.gelu_tanh = from.gelu_tanh; }},
+      {"relu", [](Kernels& k, const Kernels& from) { k.relu = from.relu; }},
       {"silu_mul", [](Kernels& k, const Kernels& from) { k.silu_mul = from.silu_mul; }},
       {"gelu_tanh_mul",
        [](Kernels& k, const Kernels& from) { k.gelu_tanh_mul = from.gelu_tanh_mul; }},
       {"add", [](Kernels& k, const Kernels& from) { k.add = from.add; }},
       {"scale", [](Kernels& k, const Kernels& from) { k.scale = from.scale; }},
+      {"clamp", [](Kernels& k, const Kernels& from) { k.clamp = from.clamp; }},
+      {"softcap", [](Kernels& k, const Kernels& from) { k.softcap = from.softcap; }},
       {"write_kv", [](Kernels& k, const Kernels& from) { k.write_kv = from.write_kv; }},
       {"paged_attention",
        [](Kernels& k, const Kernels& from) {
@@ -259,11 +265,36 @@ void bind_tape(nb::module_& m) {
            })
       .def("rotary",
            [](Tape& t, PyRef x, int64_t heads, int64_t size, FloatRows table, PyRef positions) {
-             if (table.stride(0) != size || table.stride(1) != 1)
+             const int64_t rotated = static_cast<int64_t>(table.shape(1));
+             if (table.stride(0) != rotated || table.stride(1) != 1)
                throw nb::type_error("a rotary table must be contiguous");
-             return py_ref(t.rotary(ref_of(x), heads, size, table.data(), ref_of(positions)));
+             if (rotated > size) throw nb::value_error("a rotary table is wider than the heads");
+             return py_ref(
+                 t.rotary(ref_of(x), heads, size, rotated, table.data(), ref_of(positions)));
            })
+      .def(
+          "layer_norm",
+          [](Tape& t, PyRef x, int64_t heads, int64_t size, std::optional<Floats> weight,
+             std::optional<Floats> bias, float eps) {
+            const auto pointer = [&](const std::optional<Floats>& values) -> const float* {
+              if (!values) return nullptr;
+              if (!weight || values->shape(0) != weight->shape(0))
+                throw nb::value_error("a bias needs a weight of its size");
+              return values->data();
+            };
+            const float* w = pointer(weight);
+            const float* b = pointer(bias);
+            const bool is_by_head = weight && static_cast<int64_t>(weight->shape(0)) != size;
+            if (is_by_head && static_cast<int64_t>(weight->shape(0)) != heads * size)
+              throw nb::value_error("a weight is for one head, or for each");
+            return py_ref(t.layer_norm(ref_of(x), heads, size, w, b, is_by_head ? size : 0, eps));
+          },
+          "x"_a, "heads"_a, "size"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a)
       .def("silu", [](Tape& t, PyRef x, int64_t size) { return py_ref(t.silu(ref_of(x), size)); })
+      .def("gelu", [](Tape& t, PyRef x, int64_t size) { return py_ref(t.gelu(ref_of(x), size)); })
+      .def("gelu_tanh",
+           [](Tape& t, PyRef x, int64_t size) { return py_ref(t.gelu_tanh(ref_of(x), size)); })
+      .def("relu", [](Tape& t, PyRef x, int64_t size) { return py_ref(t.relu(ref_of(x), size)); })
       .def("silu_mul",
            [](Tape& t, PyRef x, int64_t size) { return py_ref(t.silu_mul(ref_of(x), size)); })
       .def("gelu_tanh_mul",
@@ -272,6 +303,10 @@ void bind_tape(nb::module_& m) {
                      int64_t size) { return py_ref(t.add(ref_of(x), ref_of(z), size)); })
       .def("scale", [](Tape& t, PyRef x, int64_t size,
                        float factor) { return py_ref(t.scale(ref_of(x), size, factor)); })
+      .def("clamp", [](Tape& t, PyRef x, int64_t size,
+                       float limit) { return py_ref(t.clamp(ref_of(x), size, limit)); })
+      .def("softcap", [](Tape& t, PyRef x, int64_t size,
+                         float cap) { return py_ref(t.softcap(ref_of(x), size, cap)); })
       .def("take_rows",
            [](Tape& t, PyRef x, int64_t size, PyRef rows) {
              return py_ref(t.take_rows(ref_of(x), size, ref_of(rows)));
@@ -280,12 +315,22 @@ void bind_tape(nb::module_& m) {
            [](Tape& t, PyRef k, PyRef v, const CacheMemory& cache) {
              t.write_kv(ref_of(k), ref_of(v), cache.cache());
            })
-      .def("attention",
-           [](Tape& t, PyRef q, const CacheMemory& cache, int64_t heads, float softmax_scale,
-              int64_t window, float softcap) {
-             return py_ref(
-                 t.attention(ref_of(q), cache.cache(), heads, softmax_scale, window, softcap));
-           })
+      .def(
+          "attention",
+          [](Tape& t, PyRef q, const CacheMemory& cache, int64_t heads, float softmax_scale,
+             int64_t window, float softcap, std::optional<Floats> slopes,
+             std::optional<Floats> sinks) {
+            const auto by_head = [heads](const std::optional<Floats>& values) -> const float* {
+              if (!values) return nullptr;
+              if (static_cast<int64_t>(values->shape(0)) != heads)
+                throw nb::value_error("slopes and sinks are one for each query head");
+              return values->data();
+            };
+            return py_ref(t.attention(ref_of(q), cache.cache(), heads, softmax_scale, window,
+                                      softcap, by_head(slopes), by_head(sinks)));
+          },
+          "q"_a, "cache"_a, "heads"_a, "softmax_scale"_a, "window"_a, "softcap"_a,
+          "slopes"_a.none(), "sinks"_a.none())
       .def("finish",
            [](Tape& t, const std::vector<std::pair<PyRef, int64_t>>& outputs) {
              std::vector<std::pair<Ref, int64_t>> refs;

@@ -100,6 +100,8 @@ struct Tape::Op {
   float softmax_scale = 0;
   int64_t window = 0;
   float softcap = 0;
+  const float* slopes = nullptr;
+  const float* sinks = nullptr;
   int32_t plan = -1;
 };
 
@@ -212,29 +214,66 @@ Ref Tape::rms_norm(Ref x, int64_t heads, int64_t size, const float* weight, floa
   return y;
 }
 
-Ref Tape::rotary(Ref x, int64_t heads, int64_t size, const float* table, Ref positions) {
+Ref Tape::layer_norm(Ref x, int64_t heads, int64_t size, const float* weight, const float* bias,
+                     int64_t head_stride, float eps) {
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  const Ref y = new_buffer(symbol, heads * size);
+  Op& op = append("layer_norm", symbol, {x.buffer}, y.buffer);
+  op.row_ns = 0.4 * heads * size;
+  op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    kernels_->layer_norm(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1,
+                         heads, size, weight, bias, head_stride, eps);
+  };
+  return y;
+}
+
+Ref Tape::rotary(Ref x, int64_t heads, int64_t size, int64_t rotated, const float* table,
+                 Ref positions) {
   const Symbol symbol = buffers_[x.buffer].symbol;
   const Ref y = new_buffer(symbol, heads * size);
   Op& op = append("rotary", symbol, {x.buffer, positions.buffer}, y.buffer);
   op.row_ns = 0.15 * heads * size;
   op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
     kernels_->rotary(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1, heads,
-                     size, table, buffers_[positions.buffer].ints());
+                     size, rotated, table, buffers_[positions.buffer].ints());
   };
   return y;
 }
 
-Ref Tape::silu(Ref x, int64_t size) {
+// Element by element. value_ns: roughly what a value takes.
+Ref Tape::map(const char* name, double value_ns, Ref x, int64_t size, RowsFunction function) {
   const Symbol symbol = buffers_[x.buffer].symbol;
   const Ref y = new_buffer(symbol, size);
-  Op& op = append("silu", symbol, {x.buffer}, y.buffer);
-  op.row_ns = 0.7 * size;
+  Op& op = append(name, symbol, {x.buffer}, y.buffer);
+  op.row_ns = value_ns * size;
   op.may_overwrite = x.column == 0;
-  op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
-    kernels_->silu(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1, size);
+  op.compute = [this, x, y, function = std::move(function)](const Batch*, int64_t t0, int64_t t1) {
+    function(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1);
   };
   return y;
 }
+
+Ref Tape::map(const char* name, double value_ns, Ref x, int64_t size, RowKernel kernel) {
+  return map(name, value_ns, x, size,
+             [=](Rows in, Rows out, int64_t t0, int64_t t1) { kernel(in, out, t0, t1, size); });
+}
+
+Ref Tape::map(const char* name, double value_ns, Ref x, int64_t size, FactorKernel kernel,
+              float factor) {
+  return map(name, value_ns, x, size, [=](Rows in, Rows out, int64_t t0, int64_t t1) {
+    kernel(in, out, t0, t1, size, factor);
+  });
+}
+
+Ref Tape::silu(Ref x, int64_t size) { return map("silu", 0.7, x, size, kernels_->silu); }
+
+Ref Tape::gelu(Ref x, int64_t size) { return map("gelu", 0.9, x, size, kernels_->gelu); }
+
+Ref Tape::gelu_tanh(Ref x, int64_t size) {
+  return map("gelu_tanh", 0.8, x, size, kernels_->gelu_tanh);
+}
+
+Ref Tape::relu(Ref x, int64_t size) { return map("relu", 0.2, x, size, kernels_->relu); }
 
 Ref Tape::silu_mul(Ref x, int64_t size) {
   const Symbol symbol = buffers_[x.buffer].symbol;
@@ -275,16 +314,15 @@ Ref Tape::add(Ref x, Ref z, int64_t size) {
 }
 
 Ref Tape::scale(Ref x, int64_t size, float factor) {
-  const Symbol symbol = buffers_[x.buffer].symbol;
-  const Ref y = new_buffer(symbol, size);
-  Op& op = append("scale", symbol, {x.buffer}, y.buffer);
-  op.row_ns = 0.2 * size;
-  op.may_overwrite = x.column == 0;
-  op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
-    kernels_->scale(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1, size,
-                    factor);
-  };
-  return y;
+  return map("scale", 0.2, x, size, kernels_->scale, factor);
+}
+
+Ref Tape::clamp(Ref x, int64_t size, float limit) {
+  return map("clamp", 0.2, x, size, kernels_->clamp, limit);
+}
+
+Ref Tape::softcap(Ref x, int64_t size, float cap) {
+  return map("softcap", 0.8, x, size, kernels_->softcap, cap);
 }
 
 Ref Tape::take_rows(Ref x, int64_t size, Ref rows) {
@@ -311,7 +349,7 @@ void Tape::write_kv(Ref k, Ref v, const KVCache& cache) {
 }
 
 Ref Tape::attention(Ref q, const KVCache& cache, int64_t heads, float softmax_scale, int64_t window,
-                    float softcap) {
+                    float softcap, const float* slopes, const float* sinks) {
   const Symbol symbol = buffers_[q.buffer].symbol;
   const Ref y = new_buffer(symbol, heads * cache.head_dim);
   Op& op = append("attention", symbol, {q.buffer}, y.buffer);
@@ -322,6 +360,8 @@ Ref Tape::attention(Ref q, const KVCache& cache, int64_t heads, float softmax_sc
   op.softmax_scale = softmax_scale;
   op.window = window;
   op.softcap = softcap;
+  op.slopes = slopes;
+  op.sinks = sinks;
   const AttentionKind kind{cache.block_size, cache.heads, cache.head_dim, heads, window};
   const auto known = std::find(kinds_.begin(), kinds_.end(), kind);
   op.plan = static_cast<int32_t>(known - kinds_.begin());
@@ -581,7 +621,9 @@ class Tape::Replay final : public Program {
                             op.heads,
                             op.softmax_scale,
                             op.window,
-                            op.softcap};
+                            op.softcap,
+                            op.slopes,
+                            op.sinks};
         AttentionPlan& plan = *tape_.plans_[op.plan];
         region.chunks = std::min(plan.units(), Pool::kMaxChunks - 1);
         break;

@@ -63,16 +63,24 @@ class Tape {
   Ref embedding(std::shared_ptr<const PackedMatrix> table, Ref ids);
   Ref linear(std::shared_ptr<const PackedMatrix> weight, Ref x, const float* bias);
   Ref rms_norm(Ref x, int64_t heads, int64_t size, const float* weight, float eps);
-  Ref rotary(Ref x, int64_t heads, int64_t size, const float* table, Ref positions);
+  Ref layer_norm(Ref x, int64_t heads, int64_t size, const float* weight, const float* bias,
+                 int64_t head_stride, float eps);
+  Ref rotary(Ref x, int64_t heads, int64_t size, int64_t rotated, const float* table,
+             Ref positions);
   Ref silu(Ref x, int64_t size);
+  Ref gelu(Ref x, int64_t size);
+  Ref gelu_tanh(Ref x, int64_t size);
+  Ref relu(Ref x, int64_t size);
   Ref silu_mul(Ref x, int64_t size);
   Ref gelu_tanh_mul(Ref x, int64_t size);
   Ref add(Ref x, Ref z, int64_t size);
   Ref scale(Ref x, int64_t size, float factor);
+  Ref clamp(Ref x, int64_t size, float limit);
+  Ref softcap(Ref x, int64_t size, float cap);
   Ref take_rows(Ref x, int64_t size, Ref rows);
   void write_kv(Ref k, Ref v, const KVCache& cache);
   Ref attention(Ref q, const KVCache& cache, int64_t heads, float softmax_scale, int64_t window,
-                float softcap);
+                float softcap, const float* slopes, const float* sinks);
   void finish(const std::vector<std::pair<Ref, int64_t>>& outputs);   // with their columns
 
   // --- replay --------------------------------------------------------------------------------
@@ -93,6 +101,13 @@ class Tape {
 
   Ref new_buffer(Symbol symbol, int64_t columns);
   int32_t quantized(Ref x, int64_t size);
+  using RowsFunction = std::function<void(Rows x, Rows y, int64_t t0, int64_t t1)>;
+  using RowKernel = decltype(Kernels::silu);
+  using FactorKernel = decltype(Kernels::scale);
+  Ref map(const char* name, double value_ns, Ref x, int64_t size, RowsFunction function);
+  Ref map(const char* name, double value_ns, Ref x, int64_t size, RowKernel kernel);
+  Ref map(const char* name, double value_ns, Ref x, int64_t size, FactorKernel kernel,
+          float factor);
   Op& append(const char* name, Symbol symbol, std::vector<int32_t> reads, int32_t write);
   void fuse_residuals();
   void group();

@@ -267,11 +267,11 @@ constexpr decltype(&weigh_rows<Format, 1>) kWeighRows[kTileRows] = {
 
 // --- softmax and merging -------------------------------------------------------------------------
 
-// softcap * tanh(x / softcap), the hyperbolic tangent as 1 - 2 / (exp(2 x) + 1).
-inline f32x16 soft_capped(f32x16 x, float softcap) {
-  const f32x16 one = splat(1.0f), two = splat(2.0f);
-  const f32x16 tanh = one - two / (exp(two * (x / splat(softcap))) + one);
-  return splat(softcap) * tanh;
+alignas(kAlign) constexpr float kLaneNumbers[kLanes] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                        8, 9, 10, 11, 12, 13, 14, 15};
+
+inline const float* sink_of(const AttentionArgs& args, int64_t head) {
+  return args.sinks == nullptr ? nullptr : args.sinks + head;
 }
 
 // One row's record, as part_floats() describes it.
@@ -303,9 +303,11 @@ inline void merge(Part into, Part part, int64_t panels) {
   *into.maximum = top;
 }
 
-// y = output / sum, of `size` dimensions.
-inline void finish(Part part, float factor, float* y, int64_t size) {
-  const f32x16 scale = splat(factor / *part.sum);
+// y = output / sum, of `size` dimensions. sink: of the row's head, or null.
+inline void finish(Part part, const float* sink, float factor, float* y, int64_t size) {
+  f32x16 sum = splat(*part.sum);
+  if (sink != nullptr) sum = sum + exp(splat(*sink - *part.maximum));
+  const f32x16 scale = splat(factor) / sum;
   for (int64_t i = 0; i < size; i += kLanes)
     store_rest(y + i, load(part.output + i) * scale, size - i);
 }
@@ -358,7 +360,8 @@ class Unit {
           merge(row_of(state_, tile.first + r), row_of(part_, r), panels_);
       });
     for (int64_t r = 0; r < rows_; ++r)
-      finish(row_of(state_, r), Format::kFactor, vector_of(args_.y, r), size_);
+      finish(row_of(state_, r), sink_of(args_, head_of(r)), Format::kFactor, vector_of(args_.y, r),
+             size_);
   }
 
  private:
@@ -366,6 +369,7 @@ class Unit {
   // ever falls from row to row.
   struct Tile {
     int64_t first, rows;
+    int64_t start;  // the chunk's first token
     TokenSpan spans[kTileRows];
 
     TokenSpan seen_by_any() const { return {spans[0].begin, spans[rows - 1].end}; }
@@ -374,8 +378,10 @@ class Unit {
 
   Part row_of(float* parts, int64_t r) const { return {parts + r * part_floats(size_), panels_}; }
 
+  int64_t head_of(int64_t r) const { return unit_.kv_head * sharing_ + r % sharing_; }
+
   float* vector_of(Rows rows, int64_t r) const {
-    return rows.row(unit_.first + r / sharing_) + (unit_.kv_head * sharing_ + r % sharing_) * size_;
+    return rows.row(unit_.first + r / sharing_) + head_of(r) * size_;
   }
 
   float* query(int64_t r) const { return queries_ + r * row_words<Format>(size_); }
@@ -410,7 +416,7 @@ class Unit {
     const int64_t tiles = ceil_div(rows, kTileRows);
     for (int64_t i = 0; i < tiles; ++i) {
       // As equal as can be: 7 rows are 3 and 4, not 6 and 1.
-      Tile tile{begin + rows * i / tiles, 0, {}};
+      Tile tile{begin + rows * i / tiles, 0, start, {}};
       tile.rows = begin + rows * (i + 1) / tiles - tile.first;
       for (int64_t r = 0; r < tile.rows; ++r) tile.spans[r] = visible(tile.first + r, start);
       body(tile);
@@ -580,6 +586,11 @@ class Unit {
     if (span.begin >= span.end) return;
     const GroupRange range = holding(span);
     const auto scores_of = [&](int64_t i) { return scores_ + (i * tile.rows + r) * kLanes; };
+    const bool has_slope = args_.slopes != nullptr;
+    const int64_t row = tile.first + r;
+    const float slope = has_slope ? args_.slopes[head_of(row)] : 0.0f;
+    const int64_t behind =  // of the chunk's first token from the query's
+        tile.start - batch_.position(unit_.sequence, unit_.first + row / sharing_);
     f32x16 top = splat(-FLT_MAX);
     for (int64_t i = range.begin; i < range.end; ++i) {
       const TokenGroup& group = groups_[i];
@@ -587,7 +598,11 @@ class Unit {
       f32x16 score = load(at);
       if constexpr (Format::kHasScales) score = score * load(group.k_scales);
       if (args_.softcap > 0.0f) score = soft_capped(score, args_.softcap);
-      if (Format::kHasScales || args_.softcap > 0.0f) store(at, score);
+      if (has_slope) {
+        const f32x16 distance = load(kLaneNumbers) + splat(float(behind + group.token));
+        score = fma(splat(slope), distance, score);
+      }
+      if (Format::kHasScales || args_.softcap > 0.0f || has_slope) store(at, score);
       const int64_t first = span.begin - group.token, rest = span.end - group.token;
       const int64_t last = rest < group.count ? rest : group.count;
       if (first > 0 || last < kLanes) {
@@ -660,9 +675,9 @@ void attend_merge(const AttentionArgs& args, const AttentionUnit& unit, int64_t 
     float* const row = unit.partial + r * part_floats(size);
     for (int64_t i = 1; i < count; ++i)
       merge(Part(row, panels), Part(row + i * stride, panels), panels);
-    float* const y =
-        args.y.row(unit.first + r / sharing) + (unit.kv_head * sharing + r % sharing) * size;
-    finish(Part(row, panels), factor, y, size);
+    const int64_t head = unit.kv_head * sharing + r % sharing;
+    float* const y = args.y.row(unit.first + r / sharing) + head * size;
+    finish(Part(row, panels), sink_of(args, head), factor, y, size);
   }
 }
 

@@ -19,19 +19,19 @@ inline void map(int64_t size, float* y, F f, const Inputs*... inputs) {
   }
 }
 
-float sum_of_squares(const float* x, int64_t size) {
+// What `add` makes of sums of a row's values. Lanes beyond the row's end hold `filler`, of which it
+// must add nothing.
+template <typename Add>
+inline float sum_of(const float* x, int64_t size, float filler, Add add) {
   // Four sums, because one would wait for its own additions.
   f32x16 sums[4] = {zero(), zero(), zero(), zero()};
   int64_t c = 0;
-  for (; c + 64 <= size; c += 64) {
-    for (int i = 0; i < 4; ++i) {
-      const f32x16 v = load(x + c + 16 * i);
-      sums[i] = fma(v, v, sums[i]);
-    }
-  }
-  for (; c < size; c += 16) {
-    const f32x16 v = load_rest(x + c, size - c);
-    sums[0] = fma(v, v, sums[0]);
+  for (; c + 64 <= size; c += 64)
+    for (int i = 0; i < 4; ++i) sums[i] = add(sums[i], load(x + c + 16 * i));
+  for (; c + 16 <= size; c += 16) sums[0] = add(sums[0], load(x + c));
+  if (c < size) {
+    const int count = int(size - c);
+    sums[0] = add(sums[0], fill_from(load_first(x + c, count), count, filler));
   }
   return sum_lanes((sums[0] + sums[2]) + (sums[1] + sums[3]));
 }
@@ -41,7 +41,8 @@ void rms_norm(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t siz
   for (int64_t t = t0; t < t1; ++t) {
     for (int64_t h = 0; h < heads; ++h) {
       const float* in = x.row(t) + h * size;
-      const float mean = sum_of_squares(in, size) / float(size);
+      const auto add_square = [](f32x16 sum, f32x16 v) { return fma(v, v, sum); };
+      const float mean = sum_of(in, size, 0.0f, add_square) / float(size);
       const f32x16 inverse = splat(1.0f / std::sqrt(mean + eps));
       const auto normalize = [inverse](f32x16 v, f32x16 w) { return v * inverse * w; };
       map(size, y.row(t) + h * size, normalize, in, weight);
@@ -49,11 +50,40 @@ void rms_norm(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t siz
   }
 }
 
-void rotary(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t size, const float* table,
-            const int64_t* positions) {
-  const int64_t half = size / 2;
+void layer_norm(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t size,
+                const float* weight, const float* bias, int64_t head_stride, float eps) {
+  const auto add = [](f32x16 sum, f32x16 v) { return sum + v; };
   for (int64_t t = t0; t < t1; ++t) {
-    const float* cosines = table + positions[t] * size;
+    for (int64_t h = 0; h < heads; ++h) {
+      const float* in = x.row(t) + h * size;
+      float* out = y.row(t) + h * size;
+      const float middle = sum_of(in, size, 0.0f, add) / float(size);
+      const f32x16 mean = splat(middle);
+      const auto add_square = [mean](f32x16 sum, f32x16 v) {
+        const f32x16 deviation = v - mean;
+        return fma(deviation, deviation, sum);
+      };
+      const float variance = sum_of(in, size, middle, add_square) / float(size);
+      const f32x16 inverse = splat(1.0f / std::sqrt(variance + eps));
+      const auto normal = [mean, inverse](f32x16 v) { return (v - mean) * inverse; };
+      const auto weighted = [normal](f32x16 v, f32x16 w) { return normal(v) * w; };
+      const auto shifted = [normal](f32x16 v, f32x16 w, f32x16 b) { return fma(normal(v), w, b); };
+      const int64_t own = h * head_stride;
+      if (weight == nullptr)
+        map(size, out, normal, in);
+      else if (bias == nullptr)
+        map(size, out, weighted, in, weight + own);
+      else
+        map(size, out, shifted, in, weight + own, bias + own);
+    }
+  }
+}
+
+void rotary(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t size, int64_t rotated,
+            const float* table, const int64_t* positions) {
+  const int64_t half = rotated / 2;
+  for (int64_t t = t0; t < t1; ++t) {
+    const float* cosines = table + positions[t] * rotated;
     const float* sines = cosines + half;
     for (int64_t h = 0; h < heads; ++h) {
       const float* in = x.row(t) + h * size;
@@ -65,6 +95,8 @@ void rotary(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t size,
         store_rest(out + e, a * c - b * s, left);  // after both loads, since y may be x
         store_rest(out + half + e, b * c + a * s, left);
       }
+      if (rotated < size && out != in)
+        std::memcpy(out + rotated, in + rotated, size_t(size - rotated) * sizeof(float));
     }
   }
 }
@@ -83,12 +115,40 @@ void silu_mul(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size) {
 }
 
 // (1 + tanh(z)) / 2 = sigmoid(2 z), which spares the cancellation where tanh is near -1.
+inline f32x16 gelu_by_tanh(f32x16 v) {
+  const f32x16 inner = fma(v * v * v, splat(0.044715f), v);
+  return times_sigmoid(v, inner * splat(1.59576912f));  // 2 sqrt(2 / pi)
+}
+
+void gelu_tanh(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size) {
+  for (int64_t t = t0; t < t1; ++t) map(size, y.row(t), gelu_by_tanh, x.row(t));
+}
+
 void gelu_tanh_mul(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size) {
-  const auto f = [](f32x16 gate, f32x16 up) {
-    const f32x16 inner = fma(gate * gate * gate, splat(0.044715f), gate);
-    return times_sigmoid(gate, inner * splat(1.59576912f)) * up;  // 2 sqrt(2 / pi)
-  };
+  const auto f = [](f32x16 gate, f32x16 up) { return gelu_by_tanh(gate) * up; };
   for (int64_t t = t0; t < t1; ++t) map(size, y.row(t), f, x.row(t), x.row(t) + size);
+}
+
+// x times the normal distribution's share below x, (1 + erf(x / sqrt(2))) / 2. The tail beyond |x| is
+// exp(-x^2 / 2) times a function without steep places, here a polynomial in t = 1 / (1 + |x| / 3)
+// (fitted by least squares; its relative error is 2.4e-7), so that a small tail has all its digits.
+inline f32x16 gelu_by_erf(f32x16 v) {
+  const f32x16 size = abs(v), t = splat(1.0f) / fma(size, splat(1.0f / 3.0f), splat(1.0f));
+  constexpr float kRest[] = {0.131158710f, -0.274422646f, 0.222441539f, -0.0556959212f,
+                             0.120866880f, 0.112185732f,  0.133606017f, 0.132953167f};
+  f32x16 p = splat(-0.0230934788f);
+  for (const float coefficient : kRest) p = fma(p, t, splat(coefficient));
+  const f32x16 tail = p * t * exp(v * v * splat(-0.5f)) * size;
+  return max(v, zero()) - tail;
+}
+
+void gelu(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size) {
+  for (int64_t t = t0; t < t1; ++t) map(size, y.row(t), gelu_by_erf, x.row(t));
+}
+
+void relu(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size) {
+  const auto f = [](f32x16 v) { return max(zero(), v); };  // in this order a NaN stays one
+  for (int64_t t = t0; t < t1; ++t) map(size, y.row(t), f, x.row(t));
 }
 
 void add(Rows x, Rows z, Rows y, int64_t t0, int64_t t1, int64_t size) {
@@ -98,6 +158,18 @@ void add(Rows x, Rows z, Rows y, int64_t t0, int64_t t1, int64_t size) {
 
 void scale(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size, float factor) {
   const auto f = [factor = splat(factor)](f32x16 v) { return v * factor; };
+  for (int64_t t = t0; t < t1; ++t) map(size, y.row(t), f, x.row(t));
+}
+
+void clamp(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size, float limit) {
+  const auto f = [most = splat(limit), least = splat(-limit)](f32x16 v) {
+    return min(most, max(least, v));  // in this order a NaN stays one
+  };
+  for (int64_t t = t0; t < t1; ++t) map(size, y.row(t), f, x.row(t));
+}
+
+void softcap(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size, float cap) {
+  const auto f = [cap](f32x16 v) { return soft_capped(v, cap); };
   for (int64_t t = t0; t < t1; ++t) map(size, y.row(t), f, x.row(t));
 }
 
@@ -249,12 +321,18 @@ void embedding(const PackedMatrix& table, const int64_t* ids, Rows y, int64_t t0
 
 void install_rows(Kernels& table) {
   table.rms_norm = rms_norm;
+  table.layer_norm = layer_norm;
   table.rotary = rotary;
   table.silu = silu;
+  table.gelu = gelu;
+  table.gelu_tanh = gelu_tanh;
+  table.relu = relu;
   table.silu_mul = silu_mul;
   table.gelu_tanh_mul = gelu_tanh_mul;
   table.add = add;
   table.scale = scale;
+  table.clamp = clamp;
+  table.softcap = softcap;
   table.quantize = quantize;
   table.embedding = embedding;
 }

@@ -544,4 +544,11 @@ inline f32x16 exp(f32x16 x) {
   return zero_where_below(times_power_of_2(p, n), x, -87.3f);
 }
 
+// cap * tanh(x / cap), the hyperbolic tangent as 1 - 2 / (exp(2 x) + 1).
+inline f32x16 soft_capped(f32x16 x, float cap) {
+  const f32x16 one = splat(1.0f), two = splat(2.0f);
+  const f32x16 tanh = one - two / (exp(two * (x / splat(cap))) + one);
+  return splat(cap) * tanh;
+}
+
 }  // namespace octavo::OCTAVO_ISA

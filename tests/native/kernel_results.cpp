@@ -284,7 +284,18 @@ void add_row_ops(const Machine& machine, const Results& results) {
     };
     add("rms_norm", columns, columns,
         [&](Tape& tape, Ref in) { return tape.rms_norm(in, kHeads, size, weight.data(), 1e-6f); });
+    add("layer_norm", columns, columns, [&](Tape& tape, Ref in) {
+      return tape.layer_norm(in, kHeads, size, weight.data(), weight.data(), 0, 1e-5f);
+    });
     add("silu", columns, columns, [&](Tape& tape, Ref in) { return tape.silu(in, columns); });
+    add("gelu", columns, columns, [&](Tape& tape, Ref in) { return tape.gelu(in, columns); });
+    add("gelu_tanh", columns, columns,
+        [&](Tape& tape, Ref in) { return tape.gelu_tanh(in, columns); });
+    add("relu", columns, columns, [&](Tape& tape, Ref in) { return tape.relu(in, columns); });
+    add("clamp", columns, columns,
+        [&](Tape& tape, Ref in) { return tape.clamp(in, columns, 0.8f); });
+    add("softcap", columns, columns,
+        [&](Tape& tape, Ref in) { return tape.softcap(in, columns, 3.0f); });
     add("silu_mul", 2 * size, size, [&](Tape& tape, Ref in) { return tape.silu_mul(in, size); });
     add("gelu_tanh_mul", 2 * size, size,
         [&](Tape& tape, Ref in) { return tape.gelu_tanh_mul(in, size); });
@@ -296,7 +307,7 @@ void add_row_ops(const Machine& machine, const Results& results) {
     Tape tape(machine.pool, machine.kernels);
     const Ref in = tape.input(Symbol::tokens, columns), at = tape.int_input(Symbol::tokens);
     const std::vector<float> table = random_rows(kRows, size, 8);
-    tape.finish({{tape.rotary(in, kHeads, size, table.data(), at), columns}});
+    tape.finish({{tape.rotary(in, kHeads, size, size, table.data(), at), columns}});
     std::vector<int64_t> positions(kRows);
     std::iota(positions.rbegin(), positions.rend(), 0);
     results.add(name_of("rotary", size),
@@ -328,6 +339,7 @@ struct Shape {
   const char* name;
   int64_t heads, kv_heads, head_dim, block_size, window;
   float softcap;
+  bool has_slopes_and_sinks;
 };
 
 void add_attention(const Machine& machine, const Results& results) {
@@ -336,11 +348,14 @@ void add_attention(const Machine& machine, const Results& results) {
                                                            {"i8", KVFormat::i8},
                                                            {"f8", KVFormat::f8e4m3}};
   constexpr Shape kShapes[] = {
-      {"grouped", 6, 2, 64, 16, 0, 0.0f},
-      {"one-kv-head", 9, 1, 24, 32, 0, 0.0f},
-      {"odd-blocks-softcap", 2, 2, 40, 7, 0, 20.0f},
-      {"window", 4, 2, 16, 16, 100, 0.0f},
+      {"grouped", 6, 2, 64, 16, 0, 0.0f, false},
+      {"one-kv-head", 9, 1, 24, 32, 0, 0.0f, false},
+      {"odd-blocks-softcap", 2, 2, 40, 7, 0, 20.0f, false},
+      {"window", 4, 2, 16, 16, 100, 0.0f, false},
+      {"slopes-and-sinks", 6, 2, 24, 16, 0, 0.0f, true},
   };
+  constexpr float kSlopes[] = {0.5f, 0.25f, 0.125f, 0.0625f, 0.7071067f, 0.3535534f};
+  constexpr float kSinks[] = {0.0f, 1.5f, -3.0f, 20.0f, 0.3f, -0.7f};
   // (context, queries) of each sequence: decodes, a prompt, a part of one.
   constexpr std::pair<int64_t, int64_t> kSequences[] = {{1, 1},   {17, 1},   {530, 1},
                                                         {60, 60}, {300, 33}, {200, 3}};
@@ -408,7 +423,10 @@ void add_attention(const Machine& machine, const Results& results) {
 
       Tape attending(machine.pool, machine.kernels);
       const Ref q = attending.input(Symbol::tokens, columns);
-      const Ref y = attending.attention(q, cache, shape.heads, 0.2f, shape.window, shape.softcap);
+      const float* slopes = shape.has_slopes_and_sinks ? kSlopes : nullptr;
+      const float* sinks = shape.has_slopes_and_sinks ? kSinks : nullptr;
+      const Ref y = attending.attention(q, cache, shape.heads, 0.2f, shape.window, shape.softcap,
+                                        slopes, sinks);
       attending.finish({{y, columns}});
       batch = {tokens,       static_cast<int64_t>(lens.size()),
                nullptr,      nullptr,

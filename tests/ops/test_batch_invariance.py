@@ -85,9 +85,20 @@ def test_rms_norm(backend: Backend, size: int) -> None:
     )
 
 
-@pytest.mark.parametrize("op", [ops.silu, ops.silu_mul, ops.gelu_tanh_mul], ids=lambda op: op.name)
+@pytest.mark.parametrize("size", [33, 576])
+def test_layer_norm(backend: Backend, size: int) -> None:
+    weight = backend.from_host(normal(size))
+    assert_rows_stand_alone(
+        backend, lambda x: ops.layer_norm(x, weight, weight, 1e-6), normal(NUM_ROWS, size)
+    )
+
+
+ACTIVATIONS = (ops.silu, ops.gelu, ops.gelu_tanh, ops.silu_mul, ops.gelu_tanh_mul)
+
+
+@pytest.mark.parametrize("op", ACTIVATIONS, ids=lambda op: op.name)
 @pytest.mark.parametrize("size", [33, 96, 1536])
-def test_gates(backend: Backend, op: Callable[[Any], Any], size: int) -> None:
+def test_activations(backend: Backend, op: Callable[[Any], Any], size: int) -> None:
     assert_rows_stand_alone(backend, op, normal(501, 2 * size))
 
 
@@ -123,13 +134,15 @@ def test_sample_and_probabilities(backend: Backend) -> None:
 # --- attention -----------------------------------------------------------------------------------
 
 LENGTH = 700  # tokens of the sequence that is looked at; chunks of the context have 256
-SHAPES = {  # query heads, key/value heads, head size, block size, window, softcap
-    "grouped": (6, 2, 64, 16, None, None),
-    "one kv head": (9, 1, 24, 32, None, None),
-    "no groups": (2, 2, 40, 7, None, None),
-    "window": (6, 2, 64, 16, 100, None),
-    "softcap": (6, 2, 64, 16, 300, 20.0),
-    "blocks larger than chunks": (4, 2, 16, 300, None, None),
+# Query heads, key/value heads, head size, block size, window, softcap, slopes.
+SHAPES: dict[str, tuple[int, int, int, int, int | None, float | None, list[float] | None]] = {
+    "grouped": (6, 2, 64, 16, None, None, None),
+    "one kv head": (9, 1, 24, 32, None, None, None),
+    "no groups": (2, 2, 40, 7, None, None, None),
+    "window": (6, 2, 64, 16, 100, None, None),
+    "softcap": (6, 2, 64, 16, 300, 20.0, None),
+    "slopes and sinks": (3, 1, 24, 16, None, None, [0.1, 0.03, 0.001]),
+    "blocks larger than chunks": (4, 2, 16, 300, None, None, None),
 }
 OTHERS = [(1, 1), (300, 1), (40, 40), (513, 100)]
 """(context, queries) of sequences that come along."""
@@ -140,7 +153,8 @@ class Prompt:
 
     def __init__(self, backend: Backend, shape: str, kv_dtype: str) -> None:
         self.heads, kv_heads, self.size, self.block_size, *masking = SHAPES[shape]
-        self.window, self.softcap = masking
+        self.window, self.softcap, self.slopes = masking
+        self.sinks = None if self.slopes is None else backend.from_host(normal(self.heads))
         self.backend = backend
         lengths = [LENGTH, *(context for context, _ in OTHERS)]
         counts = [-(-length // self.block_size) for length in lengths]
@@ -172,6 +186,8 @@ class Prompt:
             softmax_scale=0.2,
             window=self.window,
             softcap=self.softcap,
+            slopes=self.slopes,
+            sinks=self.sinks,
         )
         return self.backend.to_host(rows)[:num_own]
 
@@ -217,9 +233,10 @@ def results_of(backend: Backend) -> list[np.ndarray]:
         for weight_format in WEIGHT_FORMATS:
             keep(ops.linear(x, packed(weight_format, 333, 576)))
         keep(ops.rms_norm(x, put(normal(576)), 1e-6))
-        keep(ops.silu(x))
-        keep(ops.silu_mul(x))
-        keep(ops.gelu_tanh_mul(x))
+        keep(ops.layer_norm(x, put(normal(576)), put(normal(576)), 1e-6))
+        for activation in ACTIVATIONS:
+            keep(activation(x))
+        keep(ops.softcap(x, 3.0))
         table = put(normal(50, 64))
         positions = put(np.arange(rows) % 50)
         keep(ops.rotary(put(normal(rows, 9, 64)), table, positions))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +117,8 @@ def attention_by_formula(
     scale: float,
     window: int | None,
     softcap: float | None = None,
+    slopes: Sequence[float] | None = None,
+    sinks: np.ndarray | None = None,
     rounds_queries: bool = False,
 ) -> np.ndarray:
     """Of a sequence's last tokens: queries (T, H, E), keys and values (L, G, E), in float64.
@@ -135,10 +137,16 @@ def attention_by_formula(
     if softcap is not None:
         weights = softcap * np.tanh(weights / softcap)
     position, token = np.arange(length - count, length)[:, None], np.arange(length)
+    if slopes is not None:
+        weights += np.reshape(slopes, (kv_heads, -1, 1, 1)) * (token - position)
     weights[..., (token > position) | (token <= position - (window or length))] = -np.inf
-    weights -= weights.max(-1, keepdims=True)
+    top = weights.max(-1, keepdims=True)
+    weights -= top
     np.exp(weights, out=weights)
-    weights /= weights.sum(-1, keepdims=True)
+    total = weights.sum(-1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks.reshape(kv_heads, -1, 1, 1) - top)
+    weights /= total
     outputs: np.ndarray = (weights @ v).transpose(2, 0, 1, 3)
     return outputs.reshape(count, heads, size)
 

@@ -5,6 +5,7 @@ A case gets a `Bench` around one implementation; tests/ops runs all cases for al
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -95,6 +96,27 @@ def root_mean_square(b: Bench, shape: tuple[int, ...], size: float) -> None:
     b.close(b.op(b.put(x), b.put(weight), 1e-6), expected)
 
 
+@cases("layer_norm", shape=[(1, 8), (3, 33), (5, 4, 24)], size=[1e-4, 1.0, 1e4])
+def mean_and_deviation(b: Bench, shape: tuple[int, ...], size: float) -> None:
+    x = size * (b.normal(*shape) + 3)
+    weight, bias = b.normal(shape[-1]), b.normal(shape[-1])
+    wide = x.astype(np.float64)
+    centered = wide - wide.mean(-1, keepdims=True)
+    expected = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5)
+    b.close(b.op(b.put(x), None, None, 1e-5), expected)
+    b.close(b.op(b.put(x), b.put(weight), None, 1e-5), expected * weight)
+    b.close(b.op(b.put(x), b.put(weight), b.put(bias), 1e-5), expected * weight + bias)
+
+
+@cases("layer_norm", heads=[1, 3])
+def weights_of_each_head(b: Bench, heads: int) -> None:
+    x, weight = b.normal(4, heads, 24), b.normal(heads, 24)
+    wide = x.astype(np.float64)
+    centered = wide - wide.mean(-1, keepdims=True)
+    expected = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5) * weight
+    b.close(b.op(b.put(x), b.put(weight), None, 1e-5), expected)
+
+
 def _gate_and_up(b: Bench, tokens: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     x = 3 * b.normal(tokens, 2 * size)
     x[0, 0], x[-1, size - 1] = -200.0, 200.0  # where a careless exp overflows
@@ -106,6 +128,38 @@ def sigmoid_weighted(b: Bench, tokens: int, size: int) -> None:
     x, gate, _ = _gate_and_up(b, tokens, size)
     x = x[:, :size]
     b.close(b.op(b.put(x)), gate / (1 + np.exp(-gate)))
+
+
+@cases("gelu", tokens=[1, 6], size=[2, 33])
+def gaussian_error_unit(b: Bench, tokens: int, size: int) -> None:
+    x, gate, _ = _gate_and_up(b, tokens, size)
+    erf = np.vectorize(math.erf, otypes=[np.float64])
+    b.close(b.op(b.put(x[:, :size])), gate / 2 * (1 + erf(gate / np.sqrt(2))))
+
+
+@cases("gelu_tanh", tokens=[1, 6], size=[2, 33])
+def gaussian_error_unit_by_tanh(b: Bench, tokens: int, size: int) -> None:
+    x, gate, _ = _gate_and_up(b, tokens, size)
+    inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+    b.close(b.op(b.put(x[:, :size])), gate / 2 * (1 + np.tanh(inner)))
+
+
+@cases("relu", tokens=[1, 6], size=[2, 33])
+def rectified(b: Bench, tokens: int, size: int) -> None:
+    x, _, _ = _gate_and_up(b, tokens, size)
+    b.close(b.op(b.put(x)), np.maximum(x, 0), 0)
+
+
+@cases("clamp", limit=[0.5, 30.0])
+def clamped(b: Bench, limit: float) -> None:
+    x, _, _ = _gate_and_up(b, 5, 33)
+    b.close(b.op(b.put(x), limit), np.clip(x, -limit, limit), 0)
+
+
+@cases("softcap", cap=[0.5, 30.0])
+def soft_capped(b: Bench, cap: float) -> None:
+    x, _, _ = _gate_and_up(b, 5, 33)
+    b.close(b.op(b.put(x), cap), cap * np.tanh(x.astype(np.float64) / cap))
 
 
 @cases("silu_mul", tokens=[1, 6], size=[2, 33])
@@ -129,6 +183,17 @@ def rotation(b: Bench, positions: list[int], heads: int, size: int) -> None:
     turned = pairs * np.exp(1j * angles[positions])[:, None]
     expected = np.concatenate([turned.real, turned.imag], axis=-1)
     b.close(b.op(b.put(x), b.put(table), b.put(np.array(positions))), expected)
+
+
+@cases("rotary", rotated=[2, 8, 20])
+def rotation_of_a_part(b: Bench, rotated: int) -> None:
+    x, angles = b.normal(3, 2, 24), b.rng.uniform(0, 6, (12, rotated // 2))
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    positions = np.array([5, 0, 11])
+    pairs = x[..., : rotated // 2] + 1j * x[..., rotated // 2 : rotated]
+    turned = pairs * np.exp(1j * angles[positions])[:, None]
+    expected = np.concatenate([turned.real, turned.imag, x[..., rotated:]], axis=-1)
+    b.close(b.op(b.put(x), b.put(table), b.put(positions)), expected)
 
 
 # --- the paged cache -----------------------------------------------------------------------------
@@ -225,6 +290,25 @@ BATCHES = {  # (context length, queries) of each sequence
     block_size=[16],
     softcap=[0.5, 50.0],
 )
+@cases(
+    "paged_attention",
+    batch=["decodes", "ragged"],
+    heads=[(6, 2, 24), (5, 1, 8)],
+    window=[None, 33],
+    block_size=[16],
+    slopes=[True, False],
+    sinks=[1.0],
+)
+@cases(
+    "paged_attention",
+    batch=["mixed"],
+    heads=[(3, 3, 16)],
+    window=[None],
+    block_size=[7],
+    softcap=[None],
+    slopes=[True],
+    sinks=[None, 60.0],
+)
 def causal_attention(
     b: Bench,
     batch: str,
@@ -232,14 +316,24 @@ def causal_attention(
     window: int | None,
     block_size: int,
     softcap: float | None = None,
+    slopes: bool = False,
+    sinks: float | None = None,
 ) -> None:
+    by_head = HeadTerms.of(heads[0], slopes, sinks)
     problem = attention_problem(
-        batch, heads, window, block_size, softcap, b.kv_dtype, b.rounds_attention
+        batch, heads, window, block_size, softcap, by_head, b.kv_dtype, b.rounds_attention
     )
     cache = b.cache(problem.keys, problem.values)
     context = b.backend.batch_context(problem.host, (cache,))
     actual = b.op(
-        b.put(problem.queries), cache, context, softmax_scale=SCALE, window=window, softcap=softcap
+        b.put(problem.queries),
+        cache,
+        context,
+        softmax_scale=SCALE,
+        window=window,
+        softcap=softcap,
+        slopes=by_head.slopes,
+        sinks=None if by_head.sinks is None else b.put(np.array(by_head.sinks, np.float32)),
     )
     b.close(actual, problem.expected, b.attention_tolerance * problem.largest_value)
 
@@ -259,6 +353,16 @@ def causal_attention(
     block_size=[16, 32],
     softcap=[20.0],
 )
+@cases(
+    "paged_attention",
+    tree=["by depth", "64 rows"],
+    heads=[(4, 2, 24)],
+    window=[None, 200],
+    block_size=[16],
+    softcap=[None],
+    slopes=[True],
+    sinks=[1.0],
+)
 def attention_over_trees(
     b: Bench,
     tree: str,
@@ -266,9 +370,13 @@ def attention_over_trees(
     window: int | None,
     block_size: int,
     softcap: float | None = None,
+    slopes: bool = False,
+    sinks: float | None = None,
 ) -> None:
     """Of two sequences, the second of which has no tokens before its tree; then a chain."""
     num_heads, kv_heads, size = heads
+    by_head = HeadTerms.of(num_heads, slopes, sinks)
+    own_sinks = None if by_head.sinks is None else np.array(by_head.sinks, np.float32)
     parents = TREES[tree]
     prefixes, counts = [180, 0, 33], [len(parents), len(parents), 2]
     needed = [-(-(p + n) // block_size) for p, n in zip(prefixes, counts, strict=True)]
@@ -289,6 +397,8 @@ def attention_over_trees(
                     scale=SCALE,
                     window=window,
                     softcap=softcap,
+                    slopes=by_head.slopes,
+                    sinks=own_sinks,
                     rounds_queries=b.rounds_attention,
                 )
             )
@@ -300,9 +410,32 @@ def attention_over_trees(
     cache = b.cache(keys, values)
     context = b.backend.batch_context(with_trees(host, [parents, parents, None]), (cache,))
     actual = b.op(
-        b.put(queries), cache, context, softmax_scale=SCALE, window=window, softcap=softcap
+        b.put(queries),
+        cache,
+        context,
+        softmax_scale=SCALE,
+        window=window,
+        softcap=softcap,
+        slopes=by_head.slopes,
+        sinks=None if own_sinks is None else b.put(own_sinks),
     )
     b.close(actual, np.concatenate(expected), b.attention_tolerance * float(np.abs(values).max()))
+
+
+class HeadTerms(NamedTuple):
+    """What attention adds for each query head: slopes, sinks."""
+
+    slopes: tuple[float, ...] | None
+    sinks: tuple[float, ...] | None
+
+    @classmethod
+    def of(cls, heads: int, slopes: bool, sinks: float | None) -> HeadTerms:
+        """sinks: their size."""
+        numbers = np.arange(heads)
+        return cls(
+            tuple((0.7 ** (numbers + 1)).tolist()) if slopes else None,
+            None if sinks is None else tuple((sinks * np.cos(numbers)).tolist()),
+        )
 
 
 class AttentionProblem(NamedTuple):
@@ -323,6 +456,7 @@ def attention_problem(
     window: int | None,
     block_size: int,
     softcap: float | None,
+    by_head: HeadTerms,
     kv_dtype: str,
     rounds_queries: bool,
 ) -> AttentionProblem:
@@ -354,6 +488,8 @@ def attention_problem(
                 scale=SCALE,
                 window=window,
                 softcap=softcap,
+                slopes=by_head.slopes,
+                sinks=None if by_head.sinks is None else np.array(by_head.sinks),
                 rounds_queries=rounds_queries,
             )
         )

@@ -4,14 +4,14 @@ for dispatch.
 
 from __future__ import annotations
 
-from octavo.ops.activations import gelu_tanh_mul, silu, silu_mul
+from octavo.ops.activations import gelu, gelu_tanh, gelu_tanh_mul, relu, silu, silu_mul
 from octavo.ops.array import Array
 from octavo.ops.attention import copy_blocks, move_kv, paged_attention, write_kv
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
-from octavo.ops.elementwise import add, scale
+from octavo.ops.elementwise import add, clamp, scale, softcap
 from octavo.ops.embedding import embedding
 from octavo.ops.linear import linear
-from octavo.ops.norms import rms_norm
+from octavo.ops.norms import layer_norm, rms_norm
 from octavo.ops.op import OPS, implements, op
 from octavo.ops.rotary import rotary
 from octavo.ops.rows import split_columns, take_rows
@@ -31,10 +31,14 @@ __all__ = [
     "KVLayer",
     "add",
     "adjust_logits",
+    "clamp",
     "copy_blocks",
     "embedding",
+    "gelu",
+    "gelu_tanh",
     "gelu_tanh_mul",
     "implements",
+    "layer_norm",
     "linear",
     "log_probabilities",
     "move_kv",
@@ -42,12 +46,14 @@ __all__ = [
     "op",
     "paged_attention",
     "probabilities",
+    "relu",
     "rms_norm",
     "rotary",
     "sample",
     "scale",
     "silu",
     "silu_mul",
+    "softcap",
     "split_columns",
     "take_rows",
     "write_kv",

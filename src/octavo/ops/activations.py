@@ -17,6 +17,32 @@ def silu(x: Array) -> Array:
 
 
 @op
+def gelu(x: Array) -> Array:
+    """y[t, d] = x/2 * (1 + erf(x / sqrt(2))) with x = x[t, d], computed in float32.
+
+    Shapes: x (T, D) -> (T, D) in x.dtype.
+    Source: arXiv 1606.08415.
+    """
+    raise NotImplementedError
+
+
+@op
+def gelu_tanh(x: Array) -> Array:
+    """y[t, d] = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) with x = x[t, d], in float32.
+
+    Shapes: x (T, D) -> (T, D) in x.dtype.
+    Source: arXiv 1606.08415, section 2.
+    """
+    raise NotImplementedError
+
+
+@op
+def relu(x: Array) -> Array:
+    """y[t, d] = max(x[t, d], 0). Shapes: x (T, D) -> (T, D)."""
+    raise NotImplementedError
+
+
+@op
 def silu_mul(x: Array) -> Array:
     """y[t, f] = g * sigmoid(g) * u with g = x[t, f], u = x[t, F + f]; computed in float32.
 

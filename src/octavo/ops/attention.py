@@ -29,6 +29,8 @@ def paged_attention(
     softmax_scale: float,
     window: int | None,
     softcap: float | None = None,
+    slopes: Sequence[float] | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Causal attention of each sequence's queries over its own cached tokens, read through its
     block table.
@@ -39,14 +41,17 @@ def paged_attention(
     head h uses key/value head h // (H / G). The step's own keys and values are already in the
     cache. An output row depends on nothing but its own sequence.
 
+    slopes: of each query head; then slope * (j - p) is added to z_j. sinks: of each query head, one
+    more term in the softmax's denominator, exp(sink), which no value belongs to.
+
     With ctx.host.parents a query sees the cached tokens before its sequence's first row, and of the
     step's own those on its path: its parent, the parent's parent and so on to the first row, itself
     included, as if they followed one another in the cache. Its result has the bits that a chain of
     just these tokens would have given (native backend).
 
-    Shapes: queries (T, H, E) -> (T, H, E) in queries.dtype.
+    Shapes: queries (T, H, E), slopes and sinks (H,) -> (T, H, E) in queries.dtype.
     Source: arXiv 1706.03762, eq. 1; paging arXiv 2309.06180; soft-capping arXiv 2408.00118,
-    section 2.
+    section 2; slopes arXiv 2108.12409, section 3; sinks arXiv 2508.10925, section 2.2.
     """
     raise NotImplementedError
 

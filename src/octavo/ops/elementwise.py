@@ -1,4 +1,4 @@
-"""Residual addition and scaling."""
+"""Residual addition, scaling and limits."""
 
 from __future__ import annotations
 
@@ -15,4 +15,20 @@ def add(x: Array, y: Array) -> Array:
 @op
 def scale(x: Array, factor: float) -> Array:
     """x * factor, the factor first rounded to x.dtype. Shapes: (T, D) -> (T, D)."""
+    raise NotImplementedError
+
+
+@op
+def clamp(x: Array, limit: float) -> Array:
+    """min(max(x, -limit), limit), the limit first rounded to x.dtype. Shapes: (T, D) -> (T, D)."""
+    raise NotImplementedError
+
+
+@op
+def softcap(x: Array, cap: float) -> Array:
+    """cap * tanh(x / cap), computed in float32.
+
+    Shapes: (T, D) -> (T, D) in x.dtype.
+    Source: arXiv 2408.00118, section 2.
+    """
     raise NotImplementedError

@@ -138,13 +138,18 @@ def _rms_norm(runtime: Runtime) -> Timer:
     return _on_tape(runtime, lambda x: ops.rms_norm(x, weight, 1e-5), x)
 
 
+def _layer_norm(runtime: Runtime) -> Timer:
+    weight, x = _array(runtime, _SIZE), _array(runtime, _ROWS, _SIZE)
+    return _on_tape(runtime, lambda x: ops.layer_norm(x, weight, weight, 1e-5), x)
+
+
 def _rotary(runtime: Runtime) -> Timer:
     table, x = _array(runtime, _ROWS, _HEAD_SIZE), _array(runtime, _ROWS, _HEADS, _HEAD_SIZE)
     return _on_tape(runtime, lambda x, at: ops.rotary(x, table, at), x, _indices(runtime))
 
 
-def _silu(runtime: Runtime) -> Timer:
-    return _on_tape(runtime, ops.silu, _array(runtime, _ROWS, _SIZE))
+def _activation(op: Callable[..., Any], runtime: Runtime) -> Timer:
+    return _on_tape(runtime, op, _array(runtime, _ROWS, _SIZE))
 
 
 def _silu_mul(runtime: Runtime) -> Timer:
@@ -162,6 +167,14 @@ def _add(runtime: Runtime) -> Timer:
 
 def _scale(runtime: Runtime) -> Timer:
     return _on_tape(runtime, lambda x: ops.scale(x, 0.5), _array(runtime, _ROWS, _SIZE))
+
+
+def _clamp(runtime: Runtime) -> Timer:
+    return _on_tape(runtime, lambda x: ops.clamp(x, 0.5), _array(runtime, _ROWS, _SIZE))
+
+
+def _softcap(runtime: Runtime) -> Timer:
+    return _on_tape(runtime, lambda x: ops.softcap(x, 30.0), _array(runtime, _ROWS, _SIZE))
 
 
 def _cache(runtime: Runtime, kv_format: int, queries: int) -> Any:
@@ -225,12 +238,18 @@ CASES: dict[str, Sequence[Callable[[Runtime], Timer]]] = {
         functools.partial(_linear, kind, rows) for kind in ("q8", "q4", "bf16") for rows in (1, 16)
     ],
     "rms_norm": [_rms_norm],
+    "layer_norm": [_layer_norm],
     "rotary": [_rotary],
-    "silu": [_silu],
+    "silu": [functools.partial(_activation, ops.silu)],
+    "gelu": [functools.partial(_activation, ops.gelu)],
+    "gelu_tanh": [functools.partial(_activation, ops.gelu_tanh)],
+    "relu": [functools.partial(_activation, ops.relu)],
     "silu_mul": [_silu_mul],
     "gelu_tanh_mul": [_gelu_tanh_mul],
     "add": [_add],
     "scale": [_scale],
+    "clamp": [_clamp],
+    "softcap": [_softcap],
     "write_kv": [functools.partial(_write_kv, kv_format) for kv_format in (1, 2)],
     "paged_attention": [
         functools.partial(_paged_attention, kv_format, queries)

@@ -138,6 +138,20 @@ def rms_norm(x: NativeArray, weight: NativeArray, eps: float) -> NativeArray:
     return recorder.at(ref, x.shape[1:])
 
 
+@native(ops.layer_norm, "x")
+def layer_norm(
+    x: NativeArray, weight: NativeArray | None, bias: NativeArray | None, eps: float
+) -> NativeArray:
+    recorder, size = _recorder(x), x.shape[-1]
+
+    def vector(given: NativeArray | None) -> np.ndarray | None:
+        return None if given is None else recorder.keep(given.values.reshape(-1))
+
+    heads = x.columns // size
+    ref = recorder.tape.layer_norm(x.ref, heads, size, vector(weight), vector(bias), eps)
+    return recorder.at(ref, x.shape[1:])
+
+
 @native(ops.rotary, "x", "positions")
 def rotary(x: NativeArray, table: NativeArray, positions: NativeArray) -> NativeArray:
     recorder = _recorder(x)
@@ -149,6 +163,21 @@ def rotary(x: NativeArray, table: NativeArray, positions: NativeArray) -> Native
 @native(ops.silu, "x")
 def silu(x: NativeArray) -> NativeArray:
     return _recorder(x).at(_recorder(x).tape.silu(x.ref, x.columns), x.shape[1:])
+
+
+@native(ops.gelu, "x")
+def gelu(x: NativeArray) -> NativeArray:
+    return _recorder(x).at(_recorder(x).tape.gelu(x.ref, x.columns), x.shape[1:])
+
+
+@native(ops.gelu_tanh, "x")
+def gelu_tanh(x: NativeArray) -> NativeArray:
+    return _recorder(x).at(_recorder(x).tape.gelu_tanh(x.ref, x.columns), x.shape[1:])
+
+
+@native(ops.relu, "x")
+def relu(x: NativeArray) -> NativeArray:
+    return _recorder(x).at(_recorder(x).tape.relu(x.ref, x.columns), x.shape[1:])
 
 
 @native(ops.silu_mul, "x")
@@ -171,6 +200,16 @@ def add(x: NativeArray, y: NativeArray) -> NativeArray:
 @native(ops.scale, "x")
 def scale(x: NativeArray, factor: float) -> NativeArray:
     return _recorder(x).at(_recorder(x).tape.scale(x.ref, x.columns, factor), x.shape[1:])
+
+
+@native(ops.clamp, "x")
+def clamp(x: NativeArray, limit: float) -> NativeArray:
+    return _recorder(x).at(_recorder(x).tape.clamp(x.ref, x.columns, limit), x.shape[1:])
+
+
+@native(ops.softcap, "x")
+def softcap(x: NativeArray, cap: float) -> NativeArray:
+    return _recorder(x).at(_recorder(x).tape.softcap(x.ref, x.columns, cap), x.shape[1:])
 
 
 @native(ops.take_rows, "x", "rows", isas=NO_KERNEL)
@@ -210,12 +249,21 @@ def paged_attention(
     softmax_scale: float,
     window: int | None,
     softcap: float | None = None,
+    slopes: Sequence[float] | None = None,
+    sinks: NativeArray | None = None,
 ) -> NativeArray:
     recorder = _recorder(queries)
     recorder.kept.append(cache)
     _, heads, _ = queries.shape
     ref = recorder.tape.attention(
-        queries.ref, cache.memory, heads, softmax_scale, window or 0, softcap or 0.0
+        queries.ref,
+        cache.memory,
+        heads,
+        softmax_scale,
+        window or 0,
+        softcap or 0.0,
+        None if slopes is None else recorder.keep(np.array(slopes, np.float32)),
+        None if sinks is None else recorder.keep(sinks.values),
     )
     return recorder.at(ref, queries.shape[1:])
 

@@ -1,8 +1,8 @@
 """Activations.
 
-`exp` and `tanh` alone give an element the same bits wherever it lies in memory; the fused kernels
-(silu, sigmoid, gelu) compute the last elements of each thread's share with another routine, so that
-a row would depend on the size of its batch. Hence the formulas in single steps.
+`exp`, `tanh` and `erf` alone give an element the same bits wherever it lies in memory; the fused
+kernels (silu, sigmoid, gelu) compute the last elements of each thread's share with another routine,
+so that a row would depend on the size of its batch. Hence the formulas in single steps.
 """
 
 from __future__ import annotations
@@ -26,6 +26,27 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     return (wide / wide.neg().exp_().add_(1.0)).to(x.dtype)
 
 
+@implements(ops.gelu, backend="torch", array_type=torch.Tensor)
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return (wide * math.sqrt(0.5)).erf_().add_(1.0).mul_(wide).mul_(0.5).to(x.dtype)
+
+
+@implements(ops.gelu_tanh, backend="torch", array_type=torch.Tensor)
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return _gelu_by_tanh(x.float()).to(x.dtype)
+
+
+@implements(ops.relu, backend="torch", array_type=torch.Tensor)
+def relu(x: torch.Tensor) -> torch.Tensor:
+    return x.relu()
+
+
+def _gelu_by_tanh(x: torch.Tensor) -> torch.Tensor:
+    inner = (x * x).mul_(x).mul_(0.044715).add_(x).mul_(math.sqrt(2.0 / math.pi))
+    return inner.tanh_().add_(1.0).mul_(x).mul_(0.5)
+
+
 @implements(ops.silu_mul, backend="torch", array_type=torch.Tensor)
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
     gate, up = _halves(x)
@@ -36,5 +57,4 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
 @implements(ops.gelu_tanh_mul, backend="torch", array_type=torch.Tensor)
 def gelu_tanh_mul(x: torch.Tensor) -> torch.Tensor:
     gate, up = _halves(x)
-    inner = (gate * gate).mul_(gate).mul_(0.044715).add_(gate).mul_(math.sqrt(2.0 / math.pi))
-    return inner.tanh_().add_(1.0).mul_(gate).mul_(0.5).mul_(up).to(x.dtype)
+    return _gelu_by_tanh(gate).mul_(up).to(x.dtype)

@@ -7,6 +7,7 @@ share a key head (tokens times H / G, padded).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -54,10 +55,39 @@ def move_kv(cache: TorchKVLayer, sources: np.ndarray, targets: np.ndarray) -> No
 
 
 class _Scoring(NamedTuple):
-    """What a query's product with a key becomes before the softmax; softcap: None is none."""
+    """What a query's product with a key becomes before the softmax, and what else takes part in it.
+
+    softcap: None is none. slopes, sinks: (G, H / G) float32, or None.
+    """
 
     scale: float
     softcap: float | None
+    slopes: torch.Tensor | None
+    sinks: torch.Tensor | None
+
+    def bias(
+        self, mask: torch.Tensor | None, distances: torch.Tensor | None, tokens: int
+    ) -> torch.Tensor | None:
+        """What is added to the scores of rows that are `tokens` query tokens' heads, padded.
+
+        Shapes: mask (n, 1, M, L) or None, distances (n, tokens, L) from the query to the key, given
+        with slopes -> (n, 1, M, L), with slopes (n, G, M, L).
+        """
+        if self.slopes is None or distances is None:
+            return mask
+        groups, sharing = self.slopes.shape
+        bias = self.slopes[:, None, :, None] * distances[:, None, :, None, :]
+        bias = bias.view(len(distances), groups, tokens * sharing, -1)
+        filler = padded_rows(tokens * sharing) - tokens * sharing
+        bias = functional.pad(bias, (0, 0, 0, filler))
+        return bias if mask is None else bias + mask
+
+    def with_sinks(self, output: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+        """output (n, G, M, E), lse (n, G, M), M being heads of whole tokens, not padded."""
+        if self.sinks is None:
+            return output
+        sinks = self.sinks.repeat(1, lse.shape[2] // self.sinks.shape[1])
+        return output / (torch.exp(sinks - lse) + 1.0).unsqueeze(-1)
 
 
 class _Source(NamedTuple):
@@ -92,6 +122,8 @@ def paged_attention(
     softmax_scale: float,
     window: int | None,
     softcap: float | None = None,
+    slopes: Sequence[float] | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     if not isinstance(ctx, TorchBatchContext):
         raise InvariantError("torch attention needs a context made by TorchBackend.batch_context")
@@ -103,6 +135,7 @@ def paged_attention(
         token_bytes=kv_heads * head_dim * cache.keys.element_size(),
         dtype=queries.dtype,
         device=queries.device,
+        has_distances=slopes is not None,
     )
     plan = ctx.plans.get(key)
     if plan is None:
@@ -110,7 +143,12 @@ def paged_attention(
         shape = (plan.max_copy_tokens, kv_heads, head_dim)
         plan.buffers[:] = [cache.keys.new_empty(shape) for _ in range(2)]
     source = _Source((cache.keys, cache.values), plan.buffers, queries.dtype)
-    scoring = _Scoring(softmax_scale, softcap)
+    scoring = _Scoring(
+        softmax_scale,
+        softcap,
+        None if slopes is None else _slopes(tuple(slopes), queries.device).view(kv_heads, -1),
+        None if sinks is None else sinks.float().view(kv_heads, -1),
+    )
     y = torch.empty_like(queries)
     if plan.decode is not None:
         y.index_copy_(0, plan.decode.rows, _decode(queries, source, plan.decode, scoring))
@@ -119,6 +157,11 @@ def paged_attention(
             queries[chunk.start : chunk.stop], source, chunk, scoring
         )
     return y
+
+
+@lru_cache(maxsize=8)
+def _slopes(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def _decode(
@@ -132,17 +175,19 @@ def _decode(
     outputs, lses = [], []
     for group in plan.groups:
         k, v = source.gather(group.keys)
-        output, lse = _attend(q.index_select(0, group.sequences), k, v, group.mask, scoring)
+        bias = scoring.bias(group.mask, group.distances, 1)
+        output, lse = _attend(q.index_select(0, group.sequences), k, v, bias, scoring)
         outputs.append(output)
         lses.append(lse)
     output = torch.cat(outputs).index_select(0, plan.order)
+    lse = torch.cat(lses).index_select(0, plan.order)
     if len(plan.counts) > 1:
-        lse = torch.cat(lses).index_select(0, plan.order)
         output, *later = torch.split(output, plan.counts)
         lse, *later_lse = torch.split(lse, plan.counts)
         for part, part_lse in zip(later, later_lse, strict=True):
             _merge(output[: len(part)], lse[: len(part)], part, part_lse)
-    return output[:, :, :m].flatten(1, 2).to(queries.dtype)
+    output = scoring.with_sinks(output[:, :, :m], lse[:, :, :m])
+    return output.flatten(1, 2).to(queries.dtype)
 
 
 def _prefill(
@@ -162,45 +207,47 @@ def _prefill(
             part_q = q[:, :, rows]
             m = part_q.shape[2]
             part_q = functional.pad(part_q, (0, 0, 0, padded_rows(m) - m))
-            part, part_lse = _attend(part_q, k, v, segment.mask, scoring)
+            bias = scoring.bias(segment.mask, segment.distances, segment.stop - segment.start)
+            part, part_lse = _attend(part_q, k, v, bias, scoring)
             part, part_lse = part[:, :, :m], part_lse[:, :, :m]
             if segment.is_first:
                 output[:, :, rows], lse[:, :, rows] = part, part_lse
             else:
                 _merge(output[:, :, rows], lse[:, :, rows], part, part_lse)
+    output = scoring.with_sinks(output, lse)
     heads_last = output.view(kv_heads, -1, sharing, head_dim).transpose(0, 1)
     return heads_last.flatten(1, 2).to(queries.dtype)
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scoring: _Scoring
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, scoring: _Scoring
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Softmax attention over these keys alone, and the logarithm of the softmax's denominator.
 
-    Shapes: q (n, G, M, E), k, v (n, G, L, E), mask broadcast to (n, 1, M, L) -> (n, G, M, E) in
-    float32, (n, G, M) float32. Every row sees at least one key.
+    Shapes: q (n, G, M, E), k, v (n, G, L, E), bias broadcast to (n, 1, M, L), or with slopes to
+    (n, G, M, L) -> (n, G, M, E) in float32, (n, G, M) float32. Every row sees at least one key.
     """
-    if not q.is_cpu or scoring.softcap is not None:
-        return attend_by_formula(q, k, v, mask, scoring)
-    if mask is not None:
-        mask = mask.expand(q.shape[0], 1, q.shape[2], k.shape[2])
+    if not q.is_cpu or scoring.softcap is not None or scoring.slopes is not None:
+        return attend_by_formula(q, k, v, bias, scoring)
+    if bias is not None:
+        bias = bias.expand(q.shape[0], 1, q.shape[2], k.shape[2])
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, attn_mask=mask, scale=scoring.scale
+        q, k, v, attn_mask=bias, scale=scoring.scale
     )
     return output.float(), lse
 
 
 def attend_by_formula(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scoring: _Scoring
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, scoring: _Scoring
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_attend` spelled out, for any device and with soft-capping. The denominator is one more
-    column of the values, so that it is summed in the same order as they are.
+    """`_attend` spelled out, for any device, and with soft-capping or slopes. The denominator is
+    one more column of the values, so that it is summed in the same order as they are.
     """
     scores = torch.matmul(q.float(), k.float().transpose(-1, -2)).mul_(scoring.scale)
     if scoring.softcap is not None:
         scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
-    if mask is not None:
-        scores += mask
+    if bias is not None:
+        scores += bias
     top = scores.amax(dim=-1, keepdim=True)
     sums = torch.matmul(scores.sub_(top).exp_(), functional.pad(v.float(), (0, 1), value=1.0))
     total = sums[..., -1:]

@@ -39,7 +39,7 @@ times as much memory."""
 
 class PlanKey(NamedTuple):
     """What a plan depends on besides the batch. queries_per_kv: query heads that share a key head.
-    token_bytes: of one token's keys.
+    token_bytes: of one token's keys. has_distances: whether to say how far keys are from queries.
     """
 
     window: int | None
@@ -48,6 +48,7 @@ class PlanKey(NamedTuple):
     token_bytes: int
     dtype: torch.dtype
     device: torch.device
+    has_distances: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,14 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Items multiplied together. sequences (n,): rows of `DecodePlan.rows`. mask (n, 1, 1, L)."""
+    """Items multiplied together. sequences (n,): rows of `DecodePlan.rows`. mask (n, 1, 1, L).
+    distances: (n, 1, L), positions of keys minus those of queries, if the plan has any.
+    """
 
     keys: Keys
     sequences: torch.Tensor
     mask: torch.Tensor | None
+    distances: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +94,15 @@ class DecodePlan:
 class Segment(NamedTuple):
     """Queries [start, stop) of a chunk against one tile. mask: (rows, L), rows padded as queries.
 
-    is_first: none of these queries sees an earlier tile.
+    is_first: none of these queries sees an earlier tile. distances: (1, stop - start, L), positions
+    of keys minus those of queries, if the plan has any.
     """
 
     start: int
     stop: int
     mask: torch.Tensor | None
     is_first: bool
+    distances: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,16 @@ class AttentionPlan:
     chunks: list[ChunkPlan]
     max_copy_tokens: int
     buffers: list[torch.Tensor] = field(default_factory=list)
+
+
+class _Tree(NamedTuple):
+    """Rows of a tree. visible (rows, context): which cached tokens each of them sees. keys
+    (context,), queries (rows,): where in the text they stand.
+    """
+
+    visible: np.ndarray
+    keys: np.ndarray
+    queries: np.ndarray
 
 
 def padded_rows(rows: int) -> int:
@@ -207,11 +223,13 @@ class Planner:
             length = lengths[members[0]]
             positions = starts[:, None] + np.arange(length)
             visible = (positions >= np.array(first)[:, None]) & (positions < stops[:, None])
+            queries = contexts[members_sequences] - 1
             groups.append(
                 DecodeGroup(
                     keys=self._keys(members_sequences, starts, length, visible),
                     sequences=self._index(ranks),
                     mask=self._mask(visible[:, None, None, :]),
+                    distances=self._distances(positions[:, None], queries[:, None, None]),
                 )
             )
         return DecodePlan(
@@ -250,10 +268,8 @@ class Planner:
             tiles.append((keys, list(segments)))
         return ChunkPlan(start, stop, tiles)
 
-    def _tree(self, start: int, stop: int, context: int) -> np.ndarray | None:
-        """Which cached tokens each of these rows of a tree sees, (stop - start, context); None if
-        they are a chain.
-        """
+    def _tree(self, start: int, stop: int, context: int) -> _Tree | None:
+        """None if these rows are a chain."""
         if self.host.parents is None:
             return None
         count = stop - start
@@ -268,21 +284,24 @@ class Planner:
         cached = np.concatenate([np.arange(context - count), positions])
         visible: np.ndarray = cached > positions[:, None] - window
         visible[:, context - count :] &= on_path
-        return visible
+        return _Tree(visible, cached, positions)
 
-    def _tree_segments(self, tree: np.ndarray, first_key: int, length: int) -> Iterator[Segment]:
+    def _tree_segments(self, tree: _Tree, first_key: int, length: int) -> Iterator[Segment]:
         """Cut the rows of a tree where they begin or cease to see any of `length` keys from
         `first_key` on, or any before them.
         """
-        part = tree[:, first_key : first_key + length]
+        part = tree.visible[:, first_key : first_key + length]
         visible = np.pad(part, ((0, 0), (0, length - part.shape[1])))
+        keys = np.resize(tree.keys[first_key:], length)  # beyond the last, nobody looks at them
         sees_any = [bool(row.any()) for row in visible]
-        is_first = [not row[:first_key].any() for row in tree]
+        is_first = [not row[:first_key].any() for row in tree.visible]
         start = 0
         for (sees, first), rows in groupby(zip(sees_any, is_first, strict=True)):
             stop = start + sum(1 for _ in rows)
             if sees:
-                yield Segment(start, stop, self._row_mask(visible[start:stop]), first)
+                mask = self._row_mask(visible[start:stop])
+                distances = self._distances(keys, tree.queries[None, start:stop, None])
+                yield Segment(start, stop, mask, first, distances)
             start = stop
 
     def _segments(
@@ -302,7 +321,13 @@ class Planner:
                 stop=end - origin,
                 mask=self._row_mask(visible),
                 is_first=self._first_visible(begin) // self.tile == first_key // self.tile,
+                distances=self._distances(keys[None], queries[None]),
             )
+
+    def _distances(self, keys: np.ndarray, queries: np.ndarray) -> torch.Tensor | None:
+        if not self.key.has_distances:
+            return None
+        return torch.from_numpy((keys - queries).astype(np.float32)).to(self.key.device)
 
     def _row_mask(self, visible: np.ndarray) -> torch.Tensor | None:
         """Of queries (n, L), for each of their heads, and of the rows that they are padded with."""
