@@ -48,6 +48,9 @@ class MemoryArray:
     def read_stored(self, rows: slice) -> np.ndarray:
         return self.stored[rows]
 
+    def grouped(self) -> None:
+        return None
+
 
 def request(
     *parts: MemoryArray, roles: tuple[Role, ...] = ("matrix",), **more: Any

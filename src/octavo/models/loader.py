@@ -13,6 +13,7 @@ from octavo.core.errors import ConfigError, InvariantError
 from octavo.layers.layer import Weight
 from octavo.models.causal_lm import CausalLM
 from octavo.ops.backend import WeightRequest
+from octavo.quantization.grouped import GroupedTensor, grouped_columns
 
 if TYPE_CHECKING:
     from octavo.ops.backend import Backend, WeightPlan
@@ -45,6 +46,8 @@ class Checkpoint(Protocol):
     def read(self, name: str, rows: slice | None = None) -> np.ndarray: ...
 
     def read_stored(self, name: str, rows: slice | None = None) -> np.ndarray: ...
+
+    def grouped(self, name: str) -> GroupedTensor | None: ...
 
     def content_id(self) -> str: ...
 
@@ -99,6 +102,12 @@ class _Part:
         if self.columns is not None:
             raise InvariantError(f"{self.name}: blocks of {self.dtype} can't be cut into columns")
         return self.checkpoint.read_stored(self.tensor, rows)
+
+    def grouped(self) -> GroupedTensor | None:
+        tensor = self.checkpoint.grouped(self.tensor)
+        if tensor is None or self.columns is None:
+            return tensor
+        return grouped_columns(tensor, self.columns)
 
 
 def plan_weights(

@@ -16,6 +16,7 @@ from octavo.core.model_spec import KVFormat
 from octavo.ops.array import Array
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.op import Choice
+from octavo.quantization.grouped import GroupedTensor
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -36,17 +37,23 @@ class StoredArray(Protocol):
 
     @property
     def dtype(self) -> str:
-        """As stored: a numpy or ml_dtypes name ("bfloat16"), or a GGUF type ("Q4_1")."""
+        """As stored: a numpy or ml_dtypes name ("bfloat16"), or that of a quantized format: a GGUF
+        type ("Q4_1"), or another ("GPTQ 4-bit").
+        """
         ...
 
     def read(self, rows: slice) -> np.ndarray:
-        """The values of `rows` of the first axis. GGUF's quantized types come as float32."""
+        """The values of `rows` of the first axis. Quantized ones come as float32."""
         ...
 
     def read_stored(self, rows: slice) -> np.ndarray:
         """As `read`, but GGUF's quantized types come in their blocks, (rows, bytes of a row) uint8;
         only for tensors of two axes.
         """
+        ...
+
+    def grouped(self) -> GroupedTensor | None:
+        """The tensor as codes and scales, if that is how it is stored."""
         ...
 
 

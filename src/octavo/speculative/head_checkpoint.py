@@ -13,6 +13,7 @@ from octavo.layers.layer import Layer, Weight
 from octavo.models.causal_lm import CausalLM
 from octavo.models.loader import Weighted, load_weights, plan_weights
 from octavo.ops import Array, linear
+from octavo.quantization.grouped import GroupedTensor
 from octavo.speculative.registry import Target
 from octavo.weights import Checkpoint, TensorSpec
 from octavo.weights.model_config import ModelConfig
@@ -107,6 +108,10 @@ class HeadCheckpoint:
         if name == LM_HEAD and self._target is not None:
             return self._rows_of_target(self._target.read_stored, rows)
         return self._stored.read_stored(self._names[name], rows)
+
+    def grouped(self, name: str) -> GroupedTensor | None:
+        """Heads are floats, and what is taken of the target's head is read row by row."""
+        return None
 
     def content_id(self) -> str:
         content = self._stored.content_id()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
+    from octavo.quantization.grouped import GroupedTensor
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -18,7 +20,9 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """As stored: a numpy or ml_dtypes name ("float32", "bfloat16"), or a GGUF type ("Q4_1")."""
+    """As stored: a numpy or ml_dtypes name ("float32", "bfloat16"), or that of a quantized format:
+    a GGUF type ("Q4_1"), or another ("GPTQ 4-bit").
+    """
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Checkpoint(Protocol):
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:
         """The tensor, or only `rows` of its first axis, from the pages that hold them.
 
-        Types that numpy or ml_dtypes have come as stored; GGUF's quantized types as float32.
+        Types that numpy or ml_dtypes have come as stored; quantized ones as float32.
         The array may share memory with the mapped file: writing to it never reaches the file.
         May be called from several threads at once. Raises ConfigError for a name not in `tensors`.
         """
@@ -65,6 +69,10 @@ class Checkpoint(Protocol):
 
         For tensors of two axes.
         """
+        ...
+
+    def grouped(self, name: str) -> GroupedTensor | None:
+        """The tensor as codes and scales, if that is how it is stored."""
         ...
 
     def release_pages(self) -> None:

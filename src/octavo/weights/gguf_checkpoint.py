@@ -16,6 +16,7 @@ from octavo.weights.mapped_file import content_digest, release_pages
 if TYPE_CHECKING:
     import numpy as np
 
+    from octavo.quantization.grouped import GroupedTensor
     from octavo.weights.gguf_file import GGUFFile
 
 
@@ -64,6 +65,9 @@ class GGUFCheckpoint:
         if self.tensors[name].dtype in _DTYPE_NAMES.values():
             return self.read(name, rows)
         return self._file.read_stored(stored.name, index)
+
+    def grouped(self, name: str) -> GroupedTensor | None:
+        return None
 
     def _place(
         self, name: str, rows: slice | None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from octavo.core.errors import ConfigError
+from octavo.quantization.grouped import GroupedTensor
 from octavo.weights.checkpoint import TensorSpec, TextAssets
 from octavo.weights.mapped_file import content_digest, release_pages
 from octavo.weights.safetensors_file import SafetensorsFile
@@ -64,6 +65,9 @@ class SafetensorsFolder:
         return self._file_of[name].read(name, rows)
 
     read_stored = read
+
+    def grouped(self, name: str) -> GroupedTensor | None:
+        return None
 
     def release_pages(self) -> None:
         for _, buffer in self._buffers():

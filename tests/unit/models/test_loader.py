@@ -37,6 +37,9 @@ class MemoryCheckpoint:
 
     read_stored = read
 
+    def grouped(self, name):
+        return None
+
     def content_id(self) -> str:
         return "memory"
 

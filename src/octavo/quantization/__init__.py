@@ -1,0 +1,1 @@
+"""Checkpoint formats that quantize: one file each, all read into one neutral form (`grouped`)."""

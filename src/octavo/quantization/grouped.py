@@ -1,0 +1,129 @@
+"""The neutral form of a quantized matrix: codes, with a scale (and minimum) for each group.
+
+Whatever a checkpoint's format, what lies above sees its matrices like this, in short groups along a
+row; longer groups of a format repeat their scale. A weight is
+
+    w = scale * value(code) + min        value is what `Codes` says; without minimums, min is 0
+
+in float32, each step rounded. Formats whose values fit this exactly offer a `GroupedTensor`; of the
+others only float32 can be read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from octavo.core.errors import InvariantError
+
+Codes = Literal["int4", "int8", "table", "fp8"]
+"""What a code, one of the unsigned bytes, stands for:
+
+    int4    0..15:  code - 8, or with minimums code
+    int8    0..255: code - 128, or with minimums code
+    table   0..15:  entry `code` of the layout's table
+    fp8     the bits of a float8_e4m3fn
+"""
+
+_ZERO = {"int4": 8, "int8": 128}
+
+
+class GroupedLayout(NamedTuple):
+    """What is known of a matrix (O, I) before its rows are read.
+
+    group_size: 16 or 32 inputs; the last group of a row may be shorter. scale_dtype: "float16" if
+    that holds every scale and minimum exactly, else "float32". table: of "table", 16 values that
+    float32 holds.
+    """
+
+    codes: Codes
+    group_size: int = 32
+    has_mins: bool = False
+    scale_dtype: Literal["float16", "float32"] = "float32"
+    table: tuple[float, ...] | None = None
+
+
+class GroupedRows(NamedTuple):
+    """Rows of a matrix. codes: (rows, I) uint8. scales: (rows, groups) float32. mins: the same, or
+    None.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    mins: np.ndarray | None = None
+
+
+class GroupedTensor(Protocol):
+    """A quantized matrix (O, I) of a checkpoint, which is read when it is needed, from several
+    threads at once.
+    """
+
+    @property
+    def layout(self) -> GroupedLayout: ...
+
+    @property
+    def input_order(self) -> np.ndarray | None:
+        """(I,) int64: which input of the matrix column j of `read` belongs to; None if it is j.
+
+        Formats that quantize inputs in order of their importance (GPTQ's desc_act) have groups
+        that lie anywhere in a row; here they are brought together.
+        """
+        ...
+
+    def read(self, rows: slice) -> GroupedRows: ...
+
+
+def repeat_groups(values: np.ndarray, group_size: int, inputs: int) -> np.ndarray:
+    """A value of each group to each input: (rows, groups) -> (rows, inputs)."""
+    return np.repeat(values, group_size, axis=1)[:, :inputs]
+
+
+def dequantize(layout: GroupedLayout, rows: GroupedRows) -> np.ndarray:
+    """The weights (rows, I) float32, columns as `rows` has them."""
+    codes, inputs = rows.codes, rows.codes.shape[1]
+    if layout.codes == "table":
+        if layout.table is None:
+            raise InvariantError("a layout of table codes has no table")
+        values = np.array(layout.table, np.float32)[codes]
+    elif layout.codes == "fp8":
+        values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    else:
+        values = codes.astype(np.float32)
+        if not layout.has_mins:
+            values -= _ZERO[layout.codes]
+    values *= repeat_groups(rows.scales, layout.group_size, inputs)
+    if rows.mins is not None:
+        values += repeat_groups(rows.mins, layout.group_size, inputs)
+    return values
+
+
+def grouped_columns(tensor: GroupedTensor, columns: slice) -> GroupedTensor | None:
+    """Some columns of a matrix; None if they aren't whole groups side by side."""
+    size = tensor.layout.group_size
+    if tensor.input_order is not None or columns.start % size:
+        return None
+    return _Columns(tensor, columns)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """A `GroupedTensor`: columns of another, from the first of a group on."""
+
+    tensor: GroupedTensor
+    columns: slice
+    input_order: None = None
+
+    @property
+    def layout(self) -> GroupedLayout:
+        return self.tensor.layout
+
+    def read(self, rows: slice) -> GroupedRows:
+        codes, scales, mins = self.tensor.read(rows)
+        size, columns = self.layout.group_size, self.columns
+        groups = slice(columns.start // size, -(-columns.stop // size))
+        return GroupedRows(
+            codes[:, columns], scales[:, groups], None if mins is None else mins[:, groups]
+        )

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from octavo.quantization.grouped import GroupedLayout, GroupedRows, dequantize, grouped_columns
+from support.grouped_arrays import E2M1, LAYOUTS, GroupedArray
+
+
+@pytest.mark.parametrize(
+    ("layout", "min_", "expected"),
+    [
+        (GroupedLayout("int4"), None, -2.5),
+        (GroupedLayout("int4", has_mins=True), 0.25, 1.75),
+        (GroupedLayout("int8"), None, -62.5),
+        (GroupedLayout("int8", has_mins=True), 0.25, 1.75),
+        (GroupedLayout("table", table=E2M1), None, 0.75),
+        (GroupedLayout("fp8"), None, 0.5 * 3 * 2**-9),  # the third of the subnormals
+    ],
+)
+def test_code_3_with_scale_a_half(layout: GroupedLayout, min_: float, expected: float) -> None:
+    codes, scales = np.full((1, 40), 3, np.uint8), np.full((1, 2), 0.5, np.float32)
+    mins = None if min_ is None else np.full((1, 2), min_, np.float32)
+    weights = dequantize(layout, GroupedRows(codes, scales, mins))
+    assert weights.dtype == np.float32
+    np.testing.assert_array_equal(weights, np.full((1, 40), expected))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_group_has_its_own_scale_and_minimum(layout: GroupedLayout) -> None:
+    array = GroupedArray.random(layout, 3, 80)
+    whole = array.read(slice(None))
+    for group in range(80 // layout.group_size):
+        inputs = slice(group * layout.group_size, (group + 1) * layout.group_size)
+        codes, scales, mins = array.rows
+        of_group = GroupedRows(
+            codes[:, inputs],
+            scales[:, group : group + 1],
+            None if mins is None else mins[:, group : group + 1],
+        )
+        np.testing.assert_array_equal(whole[:, inputs], dequantize(layout, of_group))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_columns_that_begin_with_a_group(layout: GroupedLayout) -> None:
+    array = GroupedArray.random(layout, 5, 96)
+    part = grouped_columns(array.grouped(), slice(32, 72))
+    assert part is not None
+    assert part.layout == layout
+    weights = dequantize(layout, part.read(slice(1, 3)))
+    np.testing.assert_array_equal(weights, array.read(slice(1, 3))[:, 32:72])
+
+
+def test_columns_that_begin_inside_a_group_or_are_out_of_order_are_not_grouped() -> None:
+    array = GroupedArray.random(GroupedLayout("int4"), 5, 96)
+    assert grouped_columns(array.grouped(), slice(8, 40)) is None
+    ordered = GroupedArray(array.layout, array.rows, input_order=np.arange(96)[::-1])
+    assert grouped_columns(ordered.grouped(), slice(32, 64)) is None
