@@ -3,11 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from octavo.core.errors import InvariantError
 from octavo.ops import Array
 from octavo.ops.backend import Role
+
+
+class Piece(NamedTuple):
+    """Some rows of a weight: a matrix of a checkpoint, or a part of one.
+
+    name, shape: of the tensor that holds it, as stored. index: which matrix, of a tensor that has
+    several along its first axis. is_transposed: it is stored as (I, O). rows, columns: which of the
+    matrix (O, I), turned round if it must be; None is all. Of a vector, rows are elements.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    index: int | None = None
+    is_transposed: bool = False
+    rows: range | None = None
+    columns: range | None = None
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """Of these rows and columns."""
+        shape = self.shape if self.index is None else self.shape[1:]
+        if self.is_transposed:
+            shape = shape[::-1]
+        num_rows = shape[0] if self.rows is None else len(self.rows)
+        if self.columns is None:
+            return (num_rows, *shape[1:])
+        return (num_rows, len(self.columns))
 
 
 class Weight:
@@ -17,7 +45,8 @@ class Weight:
     shape: after stacking. role: what ops do with it. rows: how many of them each name gives (None:
     equal shares). dtype: None takes the model's; norms are kept in float32. offset: added at load
     (norms that store weight - 1). columns: (first, all): it is a part of tensors that have so many
-    columns, those from `first` on. Tied weights have the same names and different roles.
+    columns, those from `first` on. pieces: in place of names, for what isn't made of whole tensors.
+    Tied weights have the same pieces and different roles.
     """
 
     def __init__(
@@ -29,26 +58,35 @@ class Weight:
         dtype: str | None = None,
         offset: float = 0.0,
         columns: tuple[int, int] | None = None,
+        pieces: Iterable[Piece] = (),
     ) -> None:
-        self.names = names
         self.shape = shape
         self.role: Role = role
-        self.rows = rows or (shape[0] // len(names),) * len(names)
         self.dtype = dtype
         self.offset = offset
-        self.columns = columns
+        self.pieces = tuple(pieces) or tuple(
+            Piece(name, (count, *shape[1:]))
+            if columns is None
+            else Piece(name, (count, columns[1]), columns=range(columns[0], columns[0] + shape[1]))
+            for name, count in zip(
+                names, rows or (shape[0] // len(names),) * len(names), strict=True
+            )
+        )
         self._array: Array | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its tensors, each once."""
+        return tuple(dict.fromkeys(piece.name for piece in self.pieces))
 
     def parts(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Each checkpoint tensor with the shape it must have."""
-        width = self.shape[1:] if self.columns is None else (self.columns[1],)
-        for name, rows in zip(self.names, self.rows, strict=True):
-            yield name, (rows, *width)
+        yield from dict.fromkeys((piece.name, piece.shape) for piece in self.pieces)
 
     @property
     def array(self) -> Array:
         if self._array is None:
-            raise InvariantError(f"weight {self.names[0]} is used before it is loaded")
+            raise InvariantError(f"weight {self.pieces[0].name} is used before it is loaded")
         return self._array
 
     @array.setter
@@ -67,7 +105,7 @@ class Layer:
         """
         groups: dict[object, list[Weight]] = {}
         for weight in self.weights():
-            groups.setdefault((weight.names, weight.columns), []).append(weight)
+            groups.setdefault(weight.pieces, []).append(weight)
         yield from groups.values()
 
     def weights(self) -> Iterator[Weight]:

@@ -2,54 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
-from octavo.core.errors import ConfigError, InvariantError
+from octavo.core.errors import ConfigError
 from octavo.layers.layer import Weight
 from octavo.models.causal_lm import CausalLM
+from octavo.models.stored_piece import Checkpoint, StoredPiece
 from octavo.ops.backend import WeightRequest
-from octavo.quantization.grouped import GroupedTensor, grouped_columns
 
 if TYPE_CHECKING:
     from octavo.ops.backend import Backend, WeightPlan
 
 MAX_NAMES = 5
 """Tensors named in a message; further ones are counted."""
-
-
-class StoredTensor(Protocol):
-    """What a checkpoint says of a tensor before reading it."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-
-class Checkpoint(Protocol):
-    """The part of octavo.weights.Checkpoint that loading needs."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def tensors(self) -> Mapping[str, Any]:
-        """StoredTensor by name."""
-        ...
-
-    def read(self, name: str, rows: slice | None = None) -> np.ndarray: ...
-
-    def read_stored(self, name: str, rows: slice | None = None) -> np.ndarray: ...
-
-    def grouped(self, name: str) -> GroupedTensor | None: ...
-
-    def content_id(self) -> str: ...
 
 
 class Weighted(Protocol):
@@ -69,47 +36,6 @@ class Weighted(Protocol):
     def tensors(self) -> Iterator[list[Weight]]: ...
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A `StoredArray`: one tensor of the checkpoint, or some columns of it."""
-
-    checkpoint: Checkpoint
-    tensor: str
-    columns: slice | None
-
-    @property
-    def name(self) -> str:
-        if self.columns is None:
-            return self.tensor
-        return f"{self.tensor}[:, {self.columns.start}:{self.columns.stop}]"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self.checkpoint.tensors[self.tensor].shape
-        if self.columns is None:
-            return shape
-        return (shape[0], self.columns.stop - self.columns.start)
-
-    @property
-    def dtype(self) -> str:
-        return str(self.checkpoint.tensors[self.tensor].dtype)
-
-    def read(self, rows: slice) -> np.ndarray:
-        values = self.checkpoint.read(self.tensor, rows)
-        return values if self.columns is None else values[:, self.columns]
-
-    def read_stored(self, rows: slice) -> np.ndarray:
-        if self.columns is not None:
-            raise InvariantError(f"{self.name}: blocks of {self.dtype} can't be cut into columns")
-        return self.checkpoint.read_stored(self.tensor, rows)
-
-    def grouped(self) -> GroupedTensor | None:
-        tensor = self.checkpoint.grouped(self.tensor)
-        if tensor is None or self.columns is None:
-            return tensor
-        return grouped_columns(tensor, self.columns)
-
-
 def plan_weights(
     model: Weighted,
     checkpoint: Checkpoint,
@@ -124,7 +50,7 @@ def plan_weights(
     _check(model, model.weights(), checkpoint)
     requests = [
         WeightRequest(
-            tuple(_Part(checkpoint, name, _columns(group[0])) for name in group[0].names),
+            tuple(StoredPiece(checkpoint, piece) for piece in group[0].pieces),
             group[0].shape,
             tuple(weight.role for weight in group),
             group[0].dtype,
@@ -156,13 +82,6 @@ def make_rope_tables(model: CausalLM, backend: Backend, num_positions: int) -> N
     """Give the model's rotary tables `num_positions` rows."""
     for rope in model.rope_tables():
         rope.array = backend.from_host(rope.compute(num_positions))
-
-
-def _columns(weight: Weight) -> slice | None:
-    if weight.columns is None:
-        return None
-    first, _ = weight.columns
-    return slice(first, first + weight.shape[1])
 
 
 def _check(model: Weighted, weights: Iterable[Weight], checkpoint: Checkpoint) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
 
 from octavo.core.errors import ConfigError
-from octavo.layers.layer import Layer
+from octavo.layers.layer import Layer, Piece, Weight
 from octavo.layers.linear import Linear
 from octavo.models.causal_lm import CausalLM
 from octavo.models.loader import load_weights, make_rope_tables, plan_weights
 from octavo.models.registry import build_model
+from octavo.ops import linear
 from octavo.weights import TensorSpec
-from support.backends import torch_backend
+from support.backends import BACKENDS, cpu_backend, torch_backend
 from support.configs import LLAMA
 
 
@@ -92,6 +93,44 @@ def test_a_weight_may_be_some_columns_of_wider_tensors(checkpoint: MemoryCheckpo
     checkpoint.arrays["b.weight"] = checkpoint.arrays["b.weight"][:, :6]
     with pytest.raises(ConfigError, match=r"b.weight is \[2, 6\] instead of \[2, 10\]"):
         plan_weights(halves, checkpoint, torch_backend(), "float32")
+
+
+@pytest.mark.parametrize(
+    ("piece", "expected"),
+    [
+        (Piece("x", (4, 6, 10), index=2), lambda x: x[2]),
+        (Piece("x", (4, 6, 10), index=1, rows=range(1, 6, 2)), lambda x: x[1][1::2]),
+        (Piece("x", (4, 6, 10), index=3, is_transposed=True), lambda x: x[3].T),
+        (
+            Piece("x", (4, 6, 10), 3, is_transposed=True, rows=range(0, 10, 2)),
+            lambda x: x[3].T[::2],
+        ),
+        (Piece("y", (24, 10), rows=range(4, 9)), lambda x: x.reshape(24, 10)[4:9]),
+        (
+            Piece("y", (24, 10), is_transposed=True, columns=range(3, 8), rows=range(2, 10)),
+            lambda x: x.reshape(24, 10)[3:8].T[2:],
+        ),
+    ],
+)
+def test_a_weight_may_be_made_of_pieces_of_tensors(
+    piece: Piece, expected: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    class Parts(Layer):
+        family, ignored = "parts", ("*",)
+
+        def __init__(self) -> None:
+            rows, *rest = piece.part_shape
+            self.twice = Weight(shape=(2 * rows, *rest), role="matrix", pieces=[piece, piece])
+
+    array = np.random.default_rng(0).normal(size=(4, 6, 10)).astype(np.float32)
+    checkpoint = MemoryCheckpoint({"x": array, "y": array.reshape(24, 10)})
+    parts = Parts()
+    matrix = expected(array)
+    for backend in map(cpu_backend, BACKENDS):
+        load_weights(parts, plan_weights(parts, checkpoint, backend, "float32"))
+        unit = backend.from_host(np.eye(matrix.shape[1], dtype=np.float32))
+        product = backend.to_host(backend.compile(linear)(unit, parts.twice.array))
+        assert np.array_equal(product.T, np.concatenate([matrix, matrix]))
 
 
 def test_norms_stay_in_float32_and_get_their_offset(checkpoint: MemoryCheckpoint) -> None:
