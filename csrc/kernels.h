@@ -91,6 +91,18 @@ struct SampleArgs {
   float min_p;
 };
 
+// How a mixture of experts chooses; ops/experts.py has the definition.
+struct RouterArgs {
+  int64_t active;  // K
+  bool is_softmax;
+  bool renormalizes;
+  float factor;
+  int64_t groups;
+  int64_t kept_groups;
+  int64_t group_votes;
+};
+constexpr int64_t kMaxExperts = 1024;
+
 struct Kernels {
   const char* isa;
 
@@ -152,6 +164,17 @@ struct Kernels {
   int64_t (*multiply_floats)(int64_t rounds);
   int64_t (*multiply_bytes)(int64_t rounds);  // int8, added up in int32
   void (*read_memory)(const uint8_t* data, int64_t bytes);  // a multiple of 256 bytes
+
+  // experts.cpp. route: of rows [t0, t1), from logits of `size` experts, at most kMaxExperts, to K
+  // weights and K numbers.
+  void (*route)(Rows logits, const float* bias, const RouterArgs& router, Rows y, int64_t t0,
+                int64_t t1, int64_t size);
+  // y = the sum of some rows of x, times their weights if there are any.
+  void (*add_rows)(Rows x, const int32_t* rows, const float* weights, int64_t count, float* y,
+                   int64_t size);
+  void (*clamped_silu_mul)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size);
+  // y[t] = x[t] * sigmoid(gates[t][0]).
+  void (*sigmoid_mul)(Rows x, Rows gates, Rows y, int64_t t0, int64_t t1, int64_t size);
 };
 
 // Context tokens of an attention chunk: whole blocks, 256 tokens where blocks allow.

@@ -115,6 +115,11 @@ Kernels kernels_of(const std::map<std::string, std::string>& isa_by_op) {
       {"silu_mul", [](Kernels& k, const Kernels& from) { k.silu_mul = from.silu_mul; }},
       {"gelu_tanh_mul",
        [](Kernels& k, const Kernels& from) { k.gelu_tanh_mul = from.gelu_tanh_mul; }},
+      {"clamped_silu_mul",
+       [](Kernels& k, const Kernels& from) { k.clamped_silu_mul = from.clamped_silu_mul; }},
+      {"sigmoid_mul", [](Kernels& k, const Kernels& from) { k.sigmoid_mul = from.sigmoid_mul; }},
+      {"route", [](Kernels& k, const Kernels& from) { k.route = from.route; }},
+      {"experts", [](Kernels& k, const Kernels& from) { k.add_rows = from.add_rows; }},
       {"add", [](Kernels& k, const Kernels& from) { k.add = from.add; }},
       {"scale", [](Kernels& k, const Kernels& from) { k.scale = from.scale; }},
       {"clamp", [](Kernels& k, const Kernels& from) { k.clamp = from.clamp; }},
@@ -299,6 +304,48 @@ void bind_tape(nb::module_& m) {
            [](Tape& t, PyRef x, int64_t size) { return py_ref(t.silu_mul(ref_of(x), size)); })
       .def("gelu_tanh_mul",
            [](Tape& t, PyRef x, int64_t size) { return py_ref(t.gelu_tanh_mul(ref_of(x), size)); })
+      .def("clamped_silu_mul",
+           [](Tape& t, PyRef x, int64_t size) {
+             return py_ref(t.clamped_silu_mul(ref_of(x), size));
+           })
+      .def("sigmoid_mul",
+           [](Tape& t, PyRef x, PyRef gates, int64_t size) {
+             return py_ref(t.sigmoid_mul(ref_of(x), ref_of(gates), size));
+           })
+      .def(
+          "route",
+          [](Tape& t, PyRef logits, int64_t size, std::optional<Floats> bias, int64_t active,
+             bool is_softmax, bool renormalizes, float factor, int64_t groups, int64_t kept_groups,
+             int64_t group_votes) {
+            const RouterArgs router{active, is_softmax,  renormalizes, factor,
+                                    groups, kept_groups, group_votes};
+            return py_ref(t.route(ref_of(logits), size, bias ? bias->data() : nullptr, router));
+          },
+          "logits"_a, "size"_a, "bias"_a.none(), "active"_a, "is_softmax"_a, "renormalizes"_a,
+          "factor"_a, "groups"_a, "kept_groups"_a, "group_votes"_a)
+      .def(
+          "experts",
+          [](Tape& t, PyRef x, PyRef routing, std::shared_ptr<PackedMatrix> gate_up,
+             std::shared_ptr<PackedMatrix> down, int64_t size, int64_t active,
+             const std::string& gate, std::optional<Floats> gate_up_bias,
+             std::optional<Floats> down_bias, bool weighs_inputs) {
+            const ExpertArgs args{size,
+                                  active,
+                                  gate == "silu_mul"        ? Gate::silu_mul
+                                  : gate == "gelu_tanh_mul" ? Gate::gelu_tanh_mul
+                                                            : Gate::clamped_silu_mul,
+                                  gate_up_bias ? gate_up_bias->data() : nullptr,
+                                  down_bias ? down_bias->data() : nullptr,
+                                  weighs_inputs};
+            return py_ref(t.experts(ref_of(x), ref_of(routing), std::move(gate_up),
+                                    std::move(down), args));
+          },
+          "x"_a, "routing"_a, "gate_up"_a, "down"_a, "size"_a, "active"_a, "gate"_a,
+          "gate_up_bias"_a.none(), "down_bias"_a.none(), "weighs_inputs"_a)
+      .def("head_linear",
+           [](Tape& t, std::shared_ptr<PackedMatrix> weight, PyRef x, int64_t heads) {
+             return py_ref(t.head_linear(std::move(weight), ref_of(x), heads));
+           })
       .def("add", [](Tape& t, PyRef x, PyRef z,
                      int64_t size) { return py_ref(t.add(ref_of(x), ref_of(z), size)); })
       .def("scale", [](Tape& t, PyRef x, int64_t size,

@@ -35,6 +35,10 @@ int64_t spread_stride(int64_t bytes) {
   return (lines % 2 == 0 ? lines + 1 : lines) * kAlign;
 }
 
+bool is_integer(const PackedMatrix& weight) {
+  return weight.format == WeightFormat::q8 || weight.format == WeightFormat::q4;
+}
+
 int64_t clamp_chunks(double ns, int64_t limit, int threads) {
   const int64_t most = std::min<int64_t>(limit, threads * kChunksPerThread);
   return std::clamp<int64_t>(static_cast<int64_t>(ns / kChunkNs), 1, std::max<int64_t>(most, 1));
@@ -63,19 +67,23 @@ struct Tape::Buffer {
   Symbol symbol;
   int64_t columns;
   int64_t stride;          // bytes from row to row
+  int64_t parts = 1;       // that each row is cut into; `columns` are then a part's
   int32_t input = -1;      // index among a run's inputs
   int32_t slot = -1;
   // Of a run:
   uint8_t* data = nullptr;
 
+  int64_t part_stride() const { return stride / parts; }
+  // Of buffers with several parts, rows are the parts.
   Rows rows(int64_t column) const {
-    return {reinterpret_cast<float*>(data) + column, stride / int64_t{sizeof(float)}};
+    return {reinterpret_cast<float*>(data) + column, part_stride() / int64_t{sizeof(float)}};
   }
+  QuantizedRows quantized() const { return {data, part_stride(), ceil_div(columns, kGroup)}; }
   const int64_t* ints() const { return reinterpret_cast<const int64_t*>(data); }
 };
 
 struct Tape::Op {
-  enum class Kind { rows, linear, attention } kind;
+  enum class Kind { rows, linear, grouped, attention } kind;
   const char* name;
   Symbol symbol;
   std::vector<int32_t> reads;
@@ -86,12 +94,17 @@ struct Tape::Op {
   // another core's caches; for cutting work into chunks only.
   std::function<void(const Batch* batch, int64_t t0, int64_t t1)> compute{};
   double row_ns = 0;
+  bool reads_other_rows = false;  // than its own: what makes them must be complete
+  // Puts rows in order of experts, by this buffer's choices, before it begins.
+  int32_t routing = -1;
 
-  // linear
+  // linear, grouped
   std::shared_ptr<const PackedMatrix> weight{};
   Ref x{-1, 0};
   Ref residual{-1, 0};
   const float* bias = nullptr;
+  int64_t groups = 1;  // that the weight's outputs are cut into, each with its own rows
+  bool is_routed = false;  // rows in order of experts, the groups; else a group has a part of each row
 
   // attention
   KVCache cache{};
@@ -105,7 +118,13 @@ struct Tape::Op {
   int32_t plan = -1;
 };
 
-// Ops that run together: one linear, one attention, or a chain of ops on the same rows, each of
+// A piece of a product in groups: rows of a group, times panels of it.
+struct GroupChunk {
+  int32_t group;
+  int32_t t0, t1, p0, p1;
+};
+
+// Ops that run together: one product, one attention, or a chain of ops on the same rows, each of
 // which needs only its own row of what comes before it.
 struct Tape::Region {
   int32_t first, last;            // ops [first, last)
@@ -119,6 +138,7 @@ struct Tape::Region {
   // blocks of rows, one block's after another's.
   int64_t row_blocks = 0, bundle = 0;
   std::vector<int64_t> starts{};
+  std::vector<GroupChunk> group_chunks{};
 };
 
 struct Tape::Slot {
@@ -183,16 +203,14 @@ int32_t Tape::quantized(Ref x, int64_t size) {
   op.row_ns = 0.3 * size;
   op.x = x;
   op.compute = [this, x, y, size](const Batch*, int64_t t0, int64_t t1) {
-    const QuantizedRows rows{buffers_[y].data, buffers_[y].stride, ceil_div(size, kGroup)};
-    kernels_->quantize(buffers_[x.buffer].rows(x.column), rows, t0, t1, size);
+    kernels_->quantize(buffers_[x.buffer].rows(x.column), buffers_[y].quantized(), t0, t1, size);
   };
   return y;
 }
 
 Ref Tape::linear(std::shared_ptr<const PackedMatrix> weight, Ref x, const float* bias) {
-  const bool is_integer = weight->format == WeightFormat::q8 || weight->format == WeightFormat::q4;
   const Symbol symbol = buffers_[x.buffer].symbol;
-  if (is_integer) x = {quantized(x, weight->inputs), 0};
+  if (is_integer(*weight)) x = {quantized(x, weight->inputs), 0};
   const Ref y = new_buffer(symbol, weight->outputs);
   Op& op = append("linear", symbol, {x.buffer}, y.buffer);
   op.kind = Op::Kind::linear;
@@ -298,6 +316,32 @@ Ref Tape::gelu_tanh_mul(Ref x, int64_t size) {
   return y;
 }
 
+Ref Tape::clamped_silu_mul(Ref x, int64_t size) {
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  const Ref y = new_buffer(symbol, size);
+  Op& op = append("clamped_silu_mul", symbol, {x.buffer}, y.buffer);
+  op.row_ns = 0.8 * size;
+  op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    kernels_->clamped_silu_mul(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0,
+                               t1, size);
+  };
+  return y;
+}
+
+Ref Tape::sigmoid_mul(Ref x, Ref gates, int64_t size) {
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  const Ref y = new_buffer(symbol, size);
+  Op& op = append("sigmoid_mul", symbol, {x.buffer, gates.buffer}, y.buffer);
+  op.row_ns = 0.3 * size;
+  op.may_overwrite = x.column == 0;
+  op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    kernels_->sigmoid_mul(buffers_[x.buffer].rows(x.column),
+                          buffers_[gates.buffer].rows(gates.column), buffers_[y.buffer].rows(0), t0,
+                          t1, size);
+  };
+  return y;
+}
+
 Ref Tape::add(Ref x, Ref z, int64_t size) {
   const Symbol symbol = buffers_[x.buffer].symbol;
   const Ref y = new_buffer(symbol, size);
@@ -329,6 +373,7 @@ Ref Tape::take_rows(Ref x, int64_t size, Ref rows) {
   const Symbol symbol = buffers_[rows.buffer].symbol;
   const Ref y = new_buffer(symbol, size);
   Op& op = append("take_rows", symbol, {x.buffer, rows.buffer}, y.buffer);
+  op.reads_other_rows = true;
   op.row_ns = 0.2 * size;
   op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
     const Rows source = buffers_[x.buffer].rows(x.column), target = buffers_[y.buffer].rows(0);
@@ -372,6 +417,162 @@ Ref Tape::attention(Ref q, const KVCache& cache, int64_t heads, float softmax_sc
         std::max(scratch_bytes_,
                  attention_scratch_bytes(cache.block_size, cache.head_dim, heads / cache.heads));
   }
+  return y;
+}
+
+// --- mixtures of experts, products by head ---------------------------------------------------------
+
+Ref Tape::route(Ref logits, int64_t size, const float* bias, const RouterArgs& router) {
+  const bool is_possible = 0 < router.active && router.active <= size && size <= kMaxExperts &&
+                           0 < router.kept_groups && router.kept_groups <= router.groups &&
+                           size % router.groups == 0 &&
+                           router.active <= router.kept_groups * (size / router.groups) &&
+                           router.group_votes <= size / router.groups;
+  if (!is_possible) throw std::invalid_argument("no router of experts can choose so");
+  const Symbol symbol = buffers_[logits.buffer].symbol;
+  const Ref y = new_buffer(symbol, 2 * router.active);
+  Op& op = append("route", symbol, {logits.buffer}, y.buffer);
+  op.row_ns = size * (1.0 + 0.5 * router.active);
+  op.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    kernels_->route(buffers_[logits.buffer].rows(logits.column), bias, router,
+                    buffers_[y.buffer].rows(0), t0, t1, size);
+  };
+  return y;
+}
+
+int32_t Tape::split_buffer(bool is_quantized, Symbol symbol, int64_t columns, int64_t parts) {
+  const int64_t bytes =
+      is_quantized ? quantized_row_bytes(columns) : columns * int64_t{sizeof(float)};
+  Buffer buffer{is_quantized ? Buffer::Kind::quantized : Buffer::Kind::floats, symbol, columns,
+                spread_stride(bytes) * parts};
+  buffer.parts = parts;
+  buffers_.push_back(buffer);
+  return static_cast<int32_t>(buffers_.size()) - 1;
+}
+
+// Rows of x in order of their experts.
+int32_t Tape::gathered(Ref x, Ref routing, const ExpertArgs& args, bool is_integer) {
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  const int64_t active = args.active, size = args.size;
+  const bool copies_quantized = is_integer && !args.weighs_inputs;
+  if (copies_quantized) x = {quantized(x, size), 0};
+  const int32_t y = split_buffer(copies_quantized, symbol, size, active);
+  Op& gather = append("gather", symbol, {x.buffer, routing.buffer}, y);
+  gather.row_ns = 0.1 * size * active;
+  gather.reads_other_rows = true;
+  gather.routing = routing.buffer;
+  gather.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    const Buffer &source = buffers_[x.buffer], &target = buffers_[y];
+    const int64_t bytes = copies_quantized ? quantized_row_bytes(size) : size * int64_t{sizeof(float)};
+    for (int64_t row = t0 * active; row < t1 * active; ++row) {
+      const int64_t choice = expert_plan_.choice_of_row(row);
+      const int64_t t = choice / active;
+      if (args.weighs_inputs) {
+        const float weight = buffers_[routing.buffer].rows(routing.column).row(t)[choice % active];
+        const Rows one = source.rows(x.column), to = target.rows(0);
+        kernels_->scale({one.row(t), 0}, {to.row(row), 0}, 0, 1, size, weight);
+      } else {
+        std::memcpy(target.data + row * target.part_stride(),
+                    source.data + t * source.stride + x.column * int64_t{sizeof(float)}, bytes);
+      }
+    }
+  };
+  if (!is_integer || copies_quantized) return y;
+  const int32_t z = split_buffer(true, symbol, size, active);
+  Op& quantize = append("quantize", symbol, {y}, z);
+  quantize.row_ns = 0.3 * size * active;
+  quantize.x = {y, 0};
+  quantize.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    kernels_->quantize(buffers_[y].rows(0), buffers_[z].quantized(), t0 * active, t1 * active, size);
+  };
+  return z;
+}
+
+Tape::Op& Tape::append_grouped(const char* name, int32_t x, int32_t y,
+                               std::shared_ptr<const PackedMatrix> weight, int64_t groups) {
+  if (weight->outputs % (groups * kLanes) != 0)
+    throw std::invalid_argument("groups of outputs must be whole panels");
+  Op& op = append(name, buffers_[x].symbol, {x}, y);
+  op.kind = Op::Kind::grouped;
+  op.x = {x, 0};
+  op.weight = std::move(weight);
+  op.groups = groups;
+  return op;
+}
+
+Ref Tape::experts(Ref x, Ref routing, std::shared_ptr<const PackedMatrix> gate_up,
+                  std::shared_ptr<const PackedMatrix> down, const ExpertArgs& args) {
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  const int64_t active = args.active, size = args.size, inner = down->inputs;
+  const int64_t count = down->outputs / size;
+  if (gate_up->inputs != size || down->outputs != count * size ||
+      gate_up->outputs != count * 2 * inner)
+    throw std::invalid_argument("the experts' matrices do not fit each other");
+
+  const int32_t sorted = gathered(x, routing, args, is_integer(*gate_up));
+  const int32_t pairs = split_buffer(false, symbol, 2 * inner, active);
+  Op& first = append_grouped("experts", sorted, pairs, std::move(gate_up), count);
+  first.is_routed = true;
+  first.bias = args.gate_up_bias;
+
+  int32_t gated = split_buffer(false, symbol, inner, active);
+  Op& gate = append("gate", symbol, {pairs}, gated);
+  gate.row_ns = 0.8 * inner * active;
+  gate.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    const auto kernel = args.gate == Gate::silu_mul        ? kernels_->silu_mul
+                        : args.gate == Gate::gelu_tanh_mul ? kernels_->gelu_tanh_mul
+                                                           : kernels_->clamped_silu_mul;
+    kernel(buffers_[pairs].rows(0), buffers_[gated].rows(0), t0 * active, t1 * active, inner);
+  };
+  if (is_integer(*down)) {
+    const int32_t z = split_buffer(true, symbol, inner, active);
+    Op& quantize = append("quantize", symbol, {gated}, z);
+    quantize.row_ns = 0.3 * inner * active;
+    quantize.x = {gated, 0};
+    quantize.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+      kernels_->quantize(buffers_[gated].rows(0), buffers_[z].quantized(), t0 * active, t1 * active,
+                         inner);
+    };
+    gated = z;
+  }
+  const int32_t said = split_buffer(false, symbol, size, active);
+  Op& second = append_grouped("experts", gated, said, std::move(down), count);
+  second.is_routed = true;
+  second.bias = args.down_bias;
+
+  const Ref y = new_buffer(symbol, size);
+  Op& sum = append("add_rows", symbol, {said, routing.buffer}, y.buffer);
+  sum.row_ns = 0.2 * size * active;
+  sum.reads_other_rows = true;
+  sum.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+    const Rows weights = buffers_[routing.buffer].rows(routing.column);
+    for (int64_t t = t0; t < t1; ++t)
+      kernels_->add_rows(buffers_[said].rows(0), expert_plan_.rows_of_token(t),
+                         args.weighs_inputs ? nullptr : weights.row(t), active,
+                         buffers_[y.buffer].rows(0).row(t), size);
+  };
+  return y;
+}
+
+Ref Tape::head_linear(std::shared_ptr<const PackedMatrix> weight, Ref x, int64_t heads) {
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  const int64_t size = weight->inputs;
+  const Ref y = new_buffer(symbol, weight->outputs);
+  if (is_integer(*weight)) {
+    const int32_t z = split_buffer(true, symbol, size, heads);
+    Op& quantize = append("quantize_heads", symbol, {x.buffer}, z);
+    quantize.row_ns = 0.3 * size * heads;
+    quantize.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
+      const Buffer& target = buffers_[z];
+      for (int64_t h = 0; h < heads; ++h)
+        kernels_->quantize(buffers_[x.buffer].rows(x.column + h * size),
+                           {target.data + h * target.part_stride(), target.stride,
+                            ceil_div(size, kGroup)},
+                           t0, t1, size);
+    };
+    x = {z, 0};
+  }
+  append_grouped("head_linear", x.buffer, y.buffer, std::move(weight), heads).x = x;
   return y;
 }
 
@@ -424,10 +625,9 @@ void Tape::fuse_residuals() {
 void Tape::group() {
   for (int32_t i = 0; i < static_cast<int32_t>(ops_.size()); ++i) {
     const Op& op = ops_[i];
-    // take_rows reads other rows than its own: what makes them must be complete.
     const bool joins =
         op.kind == Op::Kind::rows && !regions_.empty() && regions_.back().kind == Op::Kind::rows &&
-        ops_[regions_.back().first].symbol == op.symbol && std::strcmp(op.name, "take_rows") != 0;
+        ops_[regions_.back().first].symbol == op.symbol && !op.reads_other_rows;
     if (joins)
       regions_.back().last = i + 1;
     else
@@ -527,7 +727,17 @@ class Tape::Replay final : public Program {
 
   int64_t chunks(int64_t index) override {
     if (times_ != nullptr) stamp(index);
-    return tape_.regions_[index].chunks;
+    Region& region = tape_.regions_[index];
+    if (region.count == 0) return 0;
+    const Op& op = tape_.ops_[region.first];
+    if (op.routing >= 0) {
+      const Buffer& choices = tape_.buffers_[op.routing];
+      const int64_t active = choices.columns / 2;
+      const Op& products = tape_.ops_[tape_.regions_[index + 1].first];
+      tape_.expert_plan_.build(choices.rows(0), region.count, active, products.groups);
+    }
+    if (region.kind == Op::Kind::grouped) prepare_grouped(region, op);
+    return region.chunks;
   }
 
   void run(int64_t index, int64_t chunk, int worker) override {
@@ -557,6 +767,7 @@ class Tape::Replay final : public Program {
                                                                                  t1, p0, p1);
         break;
       }
+      case Op::Kind::grouped: run_grouped(region, region.group_chunks[chunk]); break;
       case Op::Kind::attention: {
         AttentionPlan& plan = *tape_.plans_[tape_.ops_[region.first].plan];
         // The longest units, which the plan has first, are begun first from both ends.
@@ -584,6 +795,15 @@ class Tape::Replay final : public Program {
         time.name.append(" ").append(outputs).append("x").append(std::to_string(weight.inputs));
         time.bytes = static_cast<double>(weight.panels() * weight.panel_stride);
         time.operations = 2.0 * region.count * weight.outputs * weight.inputs;
+      } else if (region.kind == Op::Kind::grouped) {
+        const PackedMatrix& weight = *tape_.ops_[region.first].weight;
+        const std::string outputs = std::to_string(group_of(region).outputs);
+        time.name.append(" ").append(outputs).append("x").append(std::to_string(weight.inputs));
+        for (const GroupChunk& chunk : region.group_chunks) {
+          const double panels = chunk.p1 - chunk.p0;
+          time.bytes += panels * weight.panel_stride;
+          time.operations += 2.0 * (chunk.t1 - chunk.t0) * panels * kLanes * weight.inputs;
+        }
       } else if (region.kind == Op::Kind::attention) {
         const auto [bytes, operations] =
             tape_.plans_[tape_.ops_[region.first].plan]->work(region.attention, *batch_);
@@ -614,6 +834,7 @@ class Tape::Replay final : public Program {
         break;
       }
       case Op::Kind::linear: prepare_linear(region, op, threads); break;
+      case Op::Kind::grouped: break;   // when it begins: only then is it known which rows there are
       case Op::Kind::attention: {
         region.attention = {op.cache,
                             tape_.buffers_[op.q.buffer].rows(op.q.column),
@@ -677,6 +898,74 @@ class Tape::Replay final : public Program {
     starts.push_back(total - half);
     for (size_t i = mirrored; i-- > 0;) starts.push_back(total - starts[i]);
     region.chunks = static_cast<int64_t>(region.starts.size()) - 1;
+  }
+
+  // A group's matrix, of the first group.
+  PackedMatrix group_of(const Region& region) const {
+    const Op& op = tape_.ops_[region.first];
+    PackedMatrix part = *op.weight;
+    part.outputs /= op.groups;
+    return part;
+  }
+
+  // Pieces that take about equally long. A group's panels are read once for each block of its rows.
+  void prepare_grouped(Region& region, const Op& op) {
+    const PackedMatrix part = group_of(region);
+    const int64_t panels = part.panels(), row_bytes = tape_.buffers_[op.x.buffer].part_stride();
+    const auto rows_of = [&](int64_t group) {
+      return op.is_routed ? tape_.expert_plan_.rows(group) : region.count;
+    };
+    const auto panel_ns = [&](int64_t rows) {
+      const double read_ns = static_cast<double>(part.panel_stride) / kBytesPerNs;
+      return std::max(read_ns, 2.0 * rows * kLanes * part.inputs / kOperationsPerNs);
+    };
+    double total = 0;
+    for (int64_t g = 0; g < op.groups; ++g)
+      if (rows_of(g) > 0) total += panels * panel_ns(rows_of(g));
+    const double wanted = std::max(total / (tape_.pool_->threads() * kChunksPerThread), kChunkNs);
+
+    region.group_chunks.clear();
+    for (int64_t g = 0; g < op.groups; ++g) {
+      const int64_t rows = rows_of(g), blocks = ceil_div(rows * row_bytes, kRowBlockBytes);
+      for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t t0 = rows * b / blocks, t1 = rows * (b + 1) / blocks;
+        const auto pieces = std::clamp<int64_t>(
+            static_cast<int64_t>(panels * panel_ns(t1 - t0) / wanted), 1, panels);
+        for (int64_t i = 0; i < pieces; ++i)
+          region.group_chunks.push_back(
+              {static_cast<int32_t>(g), static_cast<int32_t>(t0), static_cast<int32_t>(t1),
+               static_cast<int32_t>(panels * i / pieces),
+               static_cast<int32_t>(panels * (i + 1) / pieces)});
+      }
+    }
+    region.chunks = static_cast<int64_t>(region.group_chunks.size());
+  }
+
+  void run_grouped(const Region& region, const GroupChunk& chunk) const {
+    const Op& op = tape_.ops_[region.first];
+    PackedMatrix part = group_of(region);
+    part.data += chunk.group * part.panels() * part.panel_stride;
+    const Buffer &x = tape_.buffers_[op.x.buffer], &y = tape_.buffers_[op.write];
+    LinearArgs args{};
+    args.weight = &part;
+    args.bias = op.bias == nullptr ? nullptr : op.bias + chunk.group * part.outputs;
+    const bool is_quantized = x.kind == Buffer::Kind::quantized;
+    if (op.is_routed) {
+      const int64_t first = tape_.expert_plan_.first_row(chunk.group);
+      if (is_quantized)
+        args.xq = {x.data + first * x.part_stride(), x.part_stride(), part.groups()};
+      else
+        args.x = {x.rows(0).row(first), x.rows(0).stride};
+      args.y = {y.rows(0).row(first), y.rows(0).stride};
+    } else {
+      if (is_quantized)
+        args.xq = {x.data + chunk.group * x.part_stride(), x.stride, part.groups()};
+      else
+        args.x = x.rows(op.x.column + chunk.group * part.inputs);
+      args.y = y.rows(chunk.group * part.outputs);
+    }
+    (is_quantized ? tape_.kernels_->linear_int : tape_.kernels_->linear_float)(
+        args, chunk.t0, chunk.t1, chunk.p0, chunk.p1);
   }
 
   Tape& tape_;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "experts.h"
 #include "kernels.h"
 #include "pool.h"
 
@@ -50,6 +51,18 @@ struct OutputRows {
   std::shared_ptr<void> owner;
 };
 
+enum class Gate { silu_mul, gelu_tanh_mul, clamped_silu_mul };
+
+// Experts with `size` inputs and outputs; ops/experts.py has the definition.
+struct ExpertArgs {
+  int64_t size;     // D
+  int64_t active;   // K
+  Gate gate;
+  const float* gate_up_bias;   // or null
+  const float* down_bias;      // or null
+  bool weighs_inputs;
+};
+
 class Tape {
  public:
   Tape(std::shared_ptr<Pool> pool, std::shared_ptr<const Kernels> kernels);
@@ -73,6 +86,8 @@ class Tape {
   Ref relu(Ref x, int64_t size);
   Ref silu_mul(Ref x, int64_t size);
   Ref gelu_tanh_mul(Ref x, int64_t size);
+  Ref clamped_silu_mul(Ref x, int64_t size);
+  Ref sigmoid_mul(Ref x, Ref gates, int64_t size);
   Ref add(Ref x, Ref z, int64_t size);
   Ref scale(Ref x, int64_t size, float factor);
   Ref clamp(Ref x, int64_t size, float limit);
@@ -81,6 +96,12 @@ class Tape {
   void write_kv(Ref k, Ref v, const KVCache& cache);
   Ref attention(Ref q, const KVCache& cache, int64_t heads, float softmax_scale, int64_t window,
                 float softcap, const float* slopes, const float* sinks);
+  Ref route(Ref logits, int64_t size, const float* bias, const RouterArgs& router);
+  // Rows in order of their experts, through their products, and back.
+  Ref experts(Ref x, Ref routing, std::shared_ptr<const PackedMatrix> gate_up,
+              std::shared_ptr<const PackedMatrix> down, const ExpertArgs& args);
+  // Head h of x, of as many columns as the weight has inputs, times the h-th part of its outputs.
+  Ref head_linear(std::shared_ptr<const PackedMatrix> weight, Ref x, int64_t heads);
   void finish(const std::vector<std::pair<Ref, int64_t>>& outputs);   // with their columns
 
   // --- replay --------------------------------------------------------------------------------
@@ -108,6 +129,10 @@ class Tape {
   Ref map(const char* name, double value_ns, Ref x, int64_t size, RowKernel kernel);
   Ref map(const char* name, double value_ns, Ref x, int64_t size, FactorKernel kernel,
           float factor);
+  int32_t split_buffer(bool is_quantized, Symbol symbol, int64_t columns, int64_t parts);
+  int32_t gathered(Ref x, Ref routing, const ExpertArgs& args, bool is_integer);
+  Op& append_grouped(const char* name, int32_t x, int32_t y,
+                     std::shared_ptr<const PackedMatrix> weight, int64_t groups);
   Op& append(const char* name, Symbol symbol, std::vector<int32_t> reads, int32_t write);
   void fuse_residuals();
   void group();
@@ -124,6 +149,7 @@ class Tape {
   std::vector<int32_t> inputs_;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;  // one for each kind of attention
   std::vector<AttentionKind> kinds_;
+  ExpertPlan expert_plan_;                             // of the experts at hand
   int64_t scratch_bytes_ = 0;
   std::vector<std::shared_ptr<void>> scratch_;  // by worker
 };

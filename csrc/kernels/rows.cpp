@@ -1,23 +1,11 @@
 // Operations on rows by themselves: norms, positions, gates, residuals, quantization, lookup.
 #include <cmath>
 
-#include "simd.h"
+#include "map.h"
 #include "table.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
-
-// y[c] = f(inputs[c]...), sixteen columns at a time; the remainder takes the same path, so that a
-// value's bits do not depend on its column. y may be one of the inputs.
-template <typename F, typename... Inputs>
-inline void map(int64_t size, float* y, F f, const Inputs*... inputs) {
-  int64_t c = 0;
-  for (; c + 16 <= size; c += 16) store(y + c, f(load(inputs + c)...));
-  if (c < size) {
-    const int count = int(size - c);
-    store_first(y + c, f(load_first(inputs + c, count)...), count);
-  }
-}
 
 // What `add` makes of sums of a row's values. Lanes beyond the row's end hold `filler`, of which it
 // must add nothing.
@@ -100,9 +88,6 @@ void rotary(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t size,
     }
   }
 }
-
-// x * sigmoid(z). exp stays finite, so that a large negative z gives almost nothing, never NaN.
-inline f32x16 times_sigmoid(f32x16 x, f32x16 z) { return x / (splat(1.0f) + exp(zero() - z)); }
 
 void silu(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size) {
   const auto f = [](f32x16 v) { return times_sigmoid(v, v); };

@@ -10,6 +10,7 @@ const Kernels& table() {
     Kernels k{};
     k.isa = OCTAVO_TEXT(OCTAVO_ISA);
     install_rows(k);
+    install_experts(k);
     install_linear_float(k);
     install_linear_int(k);
     install_attention(k);

@@ -10,6 +10,7 @@
 namespace octavo::OCTAVO_ISA {
 
 void install_rows(Kernels& table);
+void install_experts(Kernels& table);
 void install_linear_float(Kernels& table);
 void install_linear_int(Kernels& table);
 void install_attention(Kernels& table);

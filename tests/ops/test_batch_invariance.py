@@ -93,13 +93,55 @@ def test_layer_norm(backend: Backend, size: int) -> None:
     )
 
 
-ACTIVATIONS = (ops.silu, ops.gelu, ops.gelu_tanh, ops.silu_mul, ops.gelu_tanh_mul)
+ACTIVATIONS = (
+    ops.silu,
+    ops.gelu,
+    ops.gelu_tanh,
+    ops.silu_mul,
+    ops.gelu_tanh_mul,
+    ops.clamped_silu_mul,
+)
 
 
 @pytest.mark.parametrize("op", ACTIVATIONS, ids=lambda op: op.name)
 @pytest.mark.parametrize("size", [33, 96, 1536])
 def test_activations(backend: Backend, op: Callable[[Any], Any], size: int) -> None:
     assert_rows_stand_alone(backend, op, normal(501, 2 * size))
+
+
+class Mixture:
+    """Experts behind their router, in a format of weights; None takes plain arrays."""
+
+    def __init__(self, backend: Backend, weight_format: str | None) -> None:
+        experts, size, inner = 24, 64, 48
+        self.scores, self.gate_up, self.down, self.heads = (
+            backend.from_host(normal(rows, columns))
+            if weight_format is None
+            else packed(weight_format, rows, columns)
+            for rows, columns in (
+                (experts, size),
+                (experts * 2 * inner, size),
+                (experts * size, inner),
+                (4 * 32, size // 4),
+            )
+        )
+
+    def __call__(self, x: Any) -> Any:
+        by_head = ops.head_linear(x.reshape(-1, 4, 16), self.heads).reshape(-1, 128)
+        routing = ops.route(ops.linear(x, self.scores), None, ops.Router(5))
+        y = ops.experts(x, routing, self.gate_up, self.down, gate="silu_mul")
+        return ops.add(ops.sigmoid_mul(y, ops.split_columns(x, (1, 63))[0]), ops.silu_mul(by_head))
+
+
+def test_experts(backend: Backend) -> None:
+    assert_rows_stand_alone(backend, Mixture(backend, None), normal(300, 64))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("weight_format", WEIGHT_FORMATS)
+def test_experts_with_packed_weights(isa: str, weight_format: str) -> None:
+    backend = native_backend(isa)
+    assert_rows_stand_alone(backend, Mixture(backend, weight_format), normal(300, 64))
 
 
 def test_log_probabilities(backend: Backend) -> None:
@@ -232,6 +274,7 @@ def results_of(backend: Backend) -> list[np.ndarray]:
         x = put(normal(rows, 576))
         for weight_format in WEIGHT_FORMATS:
             keep(ops.linear(x, packed(weight_format, 333, 576)))
+            keep(backend.compile(Mixture(backend, weight_format))(put(normal(rows, 64))))
         keep(ops.rms_norm(x, put(normal(576)), 1e-6))
         keep(ops.layer_norm(x, put(normal(576)), put(normal(576)), 1e-6))
         for activation in ACTIVATIONS:

@@ -28,7 +28,7 @@ def formats(implementation: Implementation) -> list[dict[str, Any]]:
         packed = [{"weight_format": name} for name in WEIGHT_FORMATS]
         if implementation.array_type is PackedWeight:
             return packed
-        if implementation.op == "linear":
+        if implementation.op in ("linear", "head_linear", "experts"):
             return [{}, *packed]
     return [{}]
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-import support.sampling_cases  # noqa: F401  (adds the sampling ops' cases)
+import support.expert_cases
+import support.sampling_cases  # noqa: F401  (these add the cases of their ops)
 from octavo.ops.batch import HostBatch
 from support.forward import host_batch
 from support.op_bench import CASES, KEPT, Bench, attention_by_formula, cases

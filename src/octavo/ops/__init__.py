@@ -4,13 +4,23 @@ for dispatch.
 
 from __future__ import annotations
 
-from octavo.ops.activations import gelu, gelu_tanh, gelu_tanh_mul, relu, silu, silu_mul
+from octavo.ops.activations import (
+    clamped_silu_mul,
+    gelu,
+    gelu_tanh,
+    gelu_tanh_mul,
+    relu,
+    sigmoid_mul,
+    silu,
+    silu_mul,
+)
 from octavo.ops.array import Array
 from octavo.ops.attention import copy_blocks, move_kv, paged_attention, write_kv
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.elementwise import add, clamp, scale, softcap
 from octavo.ops.embedding import embedding
-from octavo.ops.linear import linear
+from octavo.ops.experts import Router, experts, route
+from octavo.ops.linear import head_linear, linear
 from octavo.ops.norms import layer_norm, rms_norm
 from octavo.ops.op import OPS, implements, op
 from octavo.ops.rotary import rotary
@@ -29,14 +39,18 @@ __all__ = [
     "BatchContext",
     "HostBatch",
     "KVLayer",
+    "Router",
     "add",
     "adjust_logits",
     "clamp",
+    "clamped_silu_mul",
     "copy_blocks",
     "embedding",
+    "experts",
     "gelu",
     "gelu_tanh",
     "gelu_tanh_mul",
+    "head_linear",
     "implements",
     "layer_norm",
     "linear",
@@ -49,8 +63,10 @@ __all__ = [
     "relu",
     "rms_norm",
     "rotary",
+    "route",
     "sample",
     "scale",
+    "sigmoid_mul",
     "silu",
     "silu_mul",
     "softcap",

@@ -60,3 +60,23 @@ def gelu_tanh_mul(x: Array) -> Array:
     Source: arXiv 2002.05202 (GEGLU) with the tanh form of arXiv 1606.08415.
     """
     raise NotImplementedError
+
+
+@op
+def clamped_silu_mul(x: Array) -> Array:
+    """y[t, f] = g * sigmoid(1.702 g) * (u + 1) with g = min(x[t, f], 7), u = x[t, F + f] limited to
+    -7..7; computed in float32.
+
+    Shapes: x (T, 2F), gate and up side by side -> (T, F) in x.dtype.
+    Source: arXiv 2508.10925 (gpt-oss), section 2.
+    """
+    raise NotImplementedError
+
+
+@op
+def sigmoid_mul(x: Array, gates: Array) -> Array:
+    """y[t, d] = x[t, d] * sigmoid(gates[t, 0]), computed in float32.
+
+    Shapes: x (T, D), gates (T, 1) -> (T, D) in x.dtype.
+    """
+    raise NotImplementedError

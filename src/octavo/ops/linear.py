@@ -13,3 +13,13 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     Shapes: x (T, I), weight (O, I) as checkpoints store it, bias (O,) -> (T, O) in x.dtype.
     """
     raise NotImplementedError
+
+
+@op
+def head_linear(x: Array, weight: Array) -> Array:
+    """y[t, h, o] = sum_i x[t, h, i] * weight[O h + o, i]: each head has a matrix of its own.
+
+    Shapes: x (T, H, I), weight (H O, I) -> (T, H, O). The native backend takes O that are multiples
+    of 16.
+    """
+    raise NotImplementedError

@@ -13,6 +13,7 @@ import numpy as np
 
 from octavo.ops import OPS
 from octavo.ops.batch import HostBatch
+from octavo.ops.experts import Router
 from octavo.ops.native import _native, ops, sampling
 from octavo.ops.native.array import NativeArray
 from octavo.ops.native.batch import NativeKVLayer, batch_context
@@ -36,6 +37,7 @@ _ROWS, _SIZE = 16, 1024
 _HEADS, _KV_HEADS, _HEAD_SIZE = 8, 2, 64
 _CONTEXT, _BLOCK_SIZE = 256, 16
 _VOCABULARY = 32768
+_EXPERTS, _ACTIVE = 32, 4
 
 
 def measure(isas: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -160,6 +162,33 @@ def _gelu_tanh_mul(runtime: Runtime) -> Timer:
     return _on_tape(runtime, ops.gelu_tanh_mul, _array(runtime, _ROWS, 2 * _SIZE))
 
 
+def _clamped_silu_mul(runtime: Runtime) -> Timer:
+    return _on_tape(runtime, ops.clamped_silu_mul, _array(runtime, _ROWS, 2 * _SIZE))
+
+
+def _sigmoid_mul(runtime: Runtime) -> Timer:
+    x, gates = _array(runtime, _ROWS, _SIZE), _array(runtime, _ROWS, 1)
+    return _on_tape(runtime, ops.sigmoid_mul, x, gates)
+
+
+def _route(runtime: Runtime) -> Timer:
+    router = Router(_ACTIVE)
+    logits = _array(runtime, _ROWS, _EXPERTS)
+    return _on_tape(runtime, lambda logits: ops.route(logits, None, router), logits)
+
+
+def _experts(runtime: Runtime) -> Timer:
+    """Of small ones: what is their own is the sum at the end."""
+    gate_up = pack_rows(_numbers(_EXPERTS * 2 * LANES, _SIZE), Format("q8"))
+    down = pack_rows(_numbers(_EXPERTS * _SIZE, LANES), Format("q8"))
+
+    def mix(x: NativeArray, logits: NativeArray) -> NativeArray:
+        routing = ops.route(logits, None, Router(_ACTIVE))
+        return ops.experts(x, routing, gate_up, down, gate="silu_mul")
+
+    return _on_tape(runtime, mix, _array(runtime, _ROWS, _SIZE), _array(runtime, _ROWS, _EXPERTS))
+
+
 def _add(runtime: Runtime) -> Timer:
     x = _array(runtime, _ROWS, _SIZE)
     return _on_tape(runtime, ops.add, x, x)
@@ -246,6 +275,10 @@ CASES: dict[str, Sequence[Callable[[Runtime], Timer]]] = {
     "relu": [functools.partial(_activation, ops.relu)],
     "silu_mul": [_silu_mul],
     "gelu_tanh_mul": [_gelu_tanh_mul],
+    "clamped_silu_mul": [_clamped_silu_mul],
+    "sigmoid_mul": [_sigmoid_mul],
+    "route": [_route],
+    "experts": [_experts],
     "add": [_add],
     "scale": [_scale],
     "clamp": [_clamp],

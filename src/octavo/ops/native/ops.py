@@ -12,11 +12,12 @@ import numpy as np
 from octavo import ops
 from octavo.core.errors import InvariantError
 from octavo.ops.batch import BatchContext
+from octavo.ops.experts import Gate, Router
 from octavo.ops.native import _native
 from octavo.ops.native.array import NativeArray, Place
 from octavo.ops.native.batch import NativeKVLayer
 from octavo.ops.native.recorder import Recorder, Recording
-from octavo.ops.native.weights import PackedWeight, pack_rows
+from octavo.ops.native.weights import LANES, PackedWeight, pack_rows
 from octavo.ops.op import Op, Target, implements
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -130,6 +131,67 @@ def linear(
     return recorder.at(ref, weight.shape[:1])
 
 
+@native(ops.head_linear, "x", isas=NO_KERNEL)
+def head_linear(x: NativeArray, weight: PackedWeight | NativeArray) -> NativeArray:
+    recorder, heads = _recorder(x), x.shape[1]
+    outputs = weight.shape[0] // heads
+    if outputs % LANES:
+        raise InvariantError(f"heads have {outputs} outputs, no multiple of {LANES}")
+    ref = recorder.tape.head_linear(_matrix(weight, recorder), x.ref, heads)
+    return recorder.at(ref, (heads, outputs))
+
+
+@native(ops.route, "logits")
+def route(logits: NativeArray, bias: NativeArray | None, router: Router) -> NativeArray:
+    recorder = _recorder(logits)
+    ref = recorder.tape.route(
+        logits.ref,
+        logits.columns,
+        None if bias is None else recorder.keep(bias.values),
+        router.num_active,
+        router.scoring == "softmax",
+        router.renormalizes,
+        router.factor,
+        router.num_groups,
+        router.num_kept_groups,
+        router.group_votes,
+    )
+    return recorder.at(ref, (2 * router.num_active,))
+
+
+@native(ops.experts, "x", "routing")
+def experts(
+    x: NativeArray,
+    routing: NativeArray,
+    gate_up: PackedWeight | NativeArray,
+    down: PackedWeight | NativeArray,
+    *,
+    gate: Gate,
+    gate_up_bias: NativeArray | None = None,
+    down_bias: NativeArray | None = None,
+    weighs_inputs: bool = False,
+) -> NativeArray:
+    recorder = _recorder(x)
+    inner, size = down.shape[1], x.columns
+    if 2 * inner % LANES or size % LANES:
+        raise InvariantError(f"experts of {size} x {inner} are no whole panels of {LANES}")
+    biases = (
+        None if bias is None else recorder.keep(bias.values) for bias in (gate_up_bias, down_bias)
+    )
+    ref = recorder.tape.experts(
+        x.ref,
+        routing.ref,
+        _matrix(gate_up, recorder),
+        _matrix(down, recorder),
+        size,
+        routing.columns // 2,
+        gate,
+        *biases,
+        weighs_inputs,
+    )
+    return recorder.at(ref, (size,))
+
+
 @native(ops.rms_norm, "x")
 def rms_norm(x: NativeArray, weight: NativeArray, eps: float) -> NativeArray:
     recorder, size = _recorder(x), x.shape[-1]
@@ -190,6 +252,18 @@ def silu_mul(x: NativeArray) -> NativeArray:
 def gelu_tanh_mul(x: NativeArray) -> NativeArray:
     size = x.columns // 2
     return _recorder(x).at(_recorder(x).tape.gelu_tanh_mul(x.ref, size), (size,))
+
+
+@native(ops.clamped_silu_mul, "x")
+def clamped_silu_mul(x: NativeArray) -> NativeArray:
+    size = x.columns // 2
+    return _recorder(x).at(_recorder(x).tape.clamped_silu_mul(x.ref, size), (size,))
+
+
+@native(ops.sigmoid_mul, "x", "gates")
+def sigmoid_mul(x: NativeArray, gates: NativeArray) -> NativeArray:
+    ref = _recorder(x).tape.sigmoid_mul(x.ref, gates.ref, x.columns)
+    return _recorder(x).at(ref, x.shape[1:])
 
 
 @native(ops.add, "x", "y")

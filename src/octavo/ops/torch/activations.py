@@ -58,3 +58,16 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
 def gelu_tanh_mul(x: torch.Tensor) -> torch.Tensor:
     gate, up = _halves(x)
     return _gelu_by_tanh(gate).mul_(up).to(x.dtype)
+
+
+@implements(ops.clamped_silu_mul, backend="torch", array_type=torch.Tensor)
+def clamped_silu_mul(x: torch.Tensor) -> torch.Tensor:
+    gate, up = _halves(x)
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    denominator = (gate * -1.702).exp_().add_(1.0)
+    return (gate / denominator).mul_(up + 1.0).to(x.dtype)
+
+
+@implements(ops.sigmoid_mul, backend="torch", array_type=torch.Tensor)
+def sigmoid_mul(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    return (x.float() / gates.float().neg().exp_().add_(1.0)).to(x.dtype)

@@ -24,6 +24,7 @@ from octavo.ops.torch import (  # noqa: F401  (importing registers the implement
     attention,
     elementwise,
     embedding,
+    experts,
     linear,
     norms,
     rotary,

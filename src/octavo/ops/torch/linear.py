@@ -45,3 +45,19 @@ def onednn_linear(
         x = functional.pad(x, (0, 0, 0, 1))
     y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return y[:rows]
+
+
+def steady_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product for parts of a batch: of those above, the best that can."""
+    target = Target(x.device.type, str(x.dtype).removeprefix("torch."))
+    product = linear if _without_onednn(target) else onednn_linear
+    return product(x, weight, bias)
+
+
+@implements(ops.head_linear, backend="torch", array_type=torch.Tensor)
+def head_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    heads = x.shape[1]
+    matrices = weight.unflatten(0, (heads, -1))
+    return torch.stack(
+        [steady_linear(x[:, h].contiguous(), matrices[h], None) for h in range(heads)], dim=1
+    )
