@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from support.backends import cpu_backend, native_backend
-from support.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
+from support.checkpoints import EXPERT_FAMILIES, FAMILIES, VOCAB_SIZE, make_checkpoint
 from support.forward import Forward, load_model
 from support.oracle import load_oracle, oracle_logits
 
@@ -24,7 +24,7 @@ TOKENS = np.random.default_rng(1).integers(VOCAB_SIZE, size=LONGEST).tolist()
 TOLERANCE = 2e-4  # of logits of about 10; float32, other orders of summation
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{family: (family, {}) for family in FAMILIES},
+    **{family: (family, {}) for family in (*FAMILIES, *EXPERT_FAMILIES)},
     "llama tied": ("llama", {"tie_word_embeddings": True}),
     "llama with biases": ("llama", {"attention_bias": True}),
     "llama, one kv head": ("llama", {"num_key_value_heads": 1}),
@@ -54,7 +54,7 @@ FORMATS = [  # weights and cache, and how far logits may be off
 ]
 MATRIX = [
     *(("native", variant) for variant in VARIANTS),
-    *(("torch", family) for family in FAMILIES),
+    *(("torch", family) for family in (*FAMILIES, *EXPERT_FAMILIES)),
 ]
 
 
@@ -130,7 +130,7 @@ def check_ragged_batch(forward: Forward, tokens: list[int]) -> None:
         assert np.array_equal(result, alone[start : start + count])
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen2_moe"])
 @pytest.mark.parametrize(("backend", "weights", "kv_dtype", "most"), FORMATS)
 def test_fewer_bits_stay_near_float32(
     case: Cases,
@@ -147,7 +147,9 @@ def test_fewer_bits_stay_near_float32(
     forward = Forward(model, cpu_backend(backend), kv_dtype=kv_dtype)
     rounded = forward.prompt(TOKENS)
     error = np.linalg.norm(rounded - exact, axis=1) / np.linalg.norm(exact, axis=1)
-    assert most / 20 < np.median(error) < most
+    if family in EXPERT_FAMILIES:
+        most = min(2 * most, 0.9)  # rounding may change which experts are chosen
+    assert most / 40 < np.median(error) < most
     assert np.array_equal(forward.prompt(TOKENS, chunk=7), rounded)
     check_ragged_batch(forward, TOKENS)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
+"""Of mixtures of experts."""
 
 VOCAB_SIZE = 320
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
@@ -43,6 +45,22 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 16, "sliding_window": 24},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 24},
+    "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 12,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "mlp_only_layers": [1],
+        "num_hidden_layers": 3,
+    },
+    "qwen3_moe": {
+        "head_dim": 24,
+        "num_experts": 10,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+    },
     "gemma3_text": {
         "head_dim": 24,
         "num_hidden_layers": 4,
@@ -67,7 +85,7 @@ def make_checkpoint(
     seed: int = 0,
     **config_overrides: Any,
 ) -> Path:
-    """Writes a checkpoint of `family` (one of FAMILIES) into `folder` and returns the folder.
+    """Writes a checkpoint of `family` (one of those above) into `folder` and returns the folder.
 
     `max_shard_size="60KB"` makes several shards with an index. `config_overrides` are keys of the
     family's transformers config. Vocabulary: `VOCAB_SIZE`, byte-level BPE, ids 0 to 2 special.
@@ -89,7 +107,7 @@ def make_checkpoint(
                 parameter.copy_(0.05 * noise)
             elif gemma and name == "model.norm.weight":
                 parameter.copy_(7.0 + 0.2 * noise)
-            elif parameter.dim() == 2:
+            elif parameter.dim() > 1:
                 parameter.copy_(0.3 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.5 * noise)

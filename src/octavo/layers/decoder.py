@@ -6,6 +6,7 @@ from octavo.core.model_spec import LayerSpec
 from octavo.layers.attention import Attention
 from octavo.layers.layer import Layer, num_vector_parameters
 from octavo.layers.mlp import GatedMLP
+from octavo.layers.moe import MoE
 from octavo.layers.norm import RMSNorm
 from octavo.ops import Array, BatchContext, add
 
@@ -22,7 +23,7 @@ class DecoderBlock(Layer):
         attention_norm: RMSNorm | None,
         attention: Attention,
         mlp_norm: RMSNorm,
-        mlp: GatedMLP,
+        mlp: GatedMLP | MoE,
         *,
         attention_out_norm: RMSNorm | None = None,
         mlp_out_norm: RMSNorm | None = None,

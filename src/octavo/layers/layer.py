@@ -119,5 +119,9 @@ class Layer:
 
 
 def num_vector_parameters(layer: Layer) -> int:
-    """Of norms and biases, sub-layers included."""
-    return sum(math.prod(weight.shape) for weight in layer.weights() if weight.role == "vector")
+    """Of norms, biases and matrices of one row, sub-layers included."""
+    return sum(
+        math.prod(weight.shape)
+        for weight in layer.weights()
+        if weight.role == "vector" or weight.shape[0] == 1
+    )

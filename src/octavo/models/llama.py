@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from octavo.core.model_spec import AttentionSpec
 from octavo.layers.attention import Attention
 from octavo.layers.decoder import DecoderBlock
 from octavo.layers.embedding import Embedding
 from octavo.layers.head import Head
 from octavo.layers.mlp import GatedMLP
+from octavo.layers.moe import MoE
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RopeTable
 from octavo.models.causal_lm import CausalLM
@@ -37,8 +40,11 @@ def decoder(
     qkv_bias: bool,
     output_bias: bool,
     has_qk_norm: bool,
+    mlp: Callable[[int], GatedMLP | MoE] | None = None,
 ) -> CausalLM:
-    """Llama's structure, with what its relatives vary. windows: each layer's, None is unlimited."""
+    """Llama's structure, with what its relatives vary. windows: each layer's, None is unlimited.
+    mlp: of a layer, by its index; None is Llama's.
+    """
     rope = RopeTable(shape.head_dim, config.rope(), shape.context)
     activation = config.text("hidden_act", "silu")
 
@@ -62,7 +68,9 @@ def decoder(
                 key_norm=norm("self_attn.k_norm", shape.head_dim) if has_qk_norm else None,
             ),
             norm("post_attention_layernorm"),
-            GatedMLP(f"{name}.mlp", shape.hidden, shape.inner, activation),
+            GatedMLP(f"{name}.mlp", shape.hidden, shape.inner, activation)
+            if mlp is None
+            else mlp(index),
         )
 
     embedding = Embedding("model.embed_tokens.weight", shape.vocab, shape.hidden)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from octavo.core.model_spec import AttentionSpec, LayerSpec, MLPSpec, ModelSpec, RecurrentSpec
-from octavo.simulator.mlp_configs import MLPs, experts, granite_experts
 from octavo.weights.attention_windows import GLOBAL
+from octavo.weights.mlp_configs import MLPs, experts, granite_experts
 from octavo.weights.model_config import MAX_LAYERS, DecoderShape, ModelConfig
 
 _STATE_BYTES, _CONVOLUTION_BYTES = 4, 2

@@ -19,7 +19,14 @@ from octavo.core.model_spec import (
     ModelSpec,
 )
 from octavo.simulator.hybrid_configs import granite_hybrid, nemotron, qwen_hybrid
-from octavo.simulator.mlp_configs import (
+from octavo.weights.attention_windows import (
+    GLOBAL,
+    LOCAL,
+    gemma3_windows,
+    mistral_windows,
+    qwen_windows,
+)
+from octavo.weights.mlp_configs import (
     MLPs,
     deepseek_experts,
     dense,
@@ -28,13 +35,6 @@ from octavo.simulator.mlp_configs import (
     minimax_experts,
     mixtral_experts,
     qwen_experts,
-)
-from octavo.weights.attention_windows import (
-    GLOBAL,
-    LOCAL,
-    gemma3_windows,
-    mistral_windows,
-    qwen_windows,
 )
 from octavo.weights.model_config import MAX_LAYERS, DecoderShape, ModelConfig
 

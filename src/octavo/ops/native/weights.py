@@ -151,9 +151,10 @@ def _allocate(num_bytes: int) -> np.ndarray:
 def format_of(request: WeightRequest, dtype: str, quantization: str | None) -> Format | None:
     """How to hold a weight; None for vectors, which are float32.
 
-    With `quantization` (a key of QUANTIZATIONS), matrices get its bits; with 4 the table and the
-    head still get 8, in groups of 32, where 4 cost most (of the default model, a quarter of all
-    loss is theirs). Blocks that have the bits asked for are kept as they are.
+    Routers stay as they are stored. With `quantization` (a key of QUANTIZATIONS), other matrices
+    get its bits; with 4 the table and the head still get 8, in groups of 32, where 4 cost most (of
+    the default model, a quarter of all loss is theirs). Blocks that have the bits asked for are
+    kept as they are.
 
     Without, a dtype's name is the format of all, and "stored" loses nothing: floats and blocks stay
     what they are; parts that differ get the least that holds both (Q4_0 beside Q4_1: 4 bits with
@@ -162,6 +163,8 @@ def format_of(request: WeightRequest, dtype: str, quantization: str | None) -> F
     if "vector" in request.roles:
         return None
     stored = {part.dtype for part in request.parts}
+    if "router" in request.roles:
+        return _BY_DTYPE.get(stored.pop(), _BY_DTYPE["float32"])
     wanted = None if quantization is None else QUANTIZATIONS[quantization]
     if wanted is not None:
         bits_kept: tuple[int, ...] = (wanted.bits,)
