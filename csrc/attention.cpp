@@ -21,6 +21,10 @@ int64_t attention_scratch_bytes(int64_t block_size, int64_t head_dim, int64_t he
   return AttentionScratch(block_size, head_dim, heads_per_kv).bytes;
 }
 
+int64_t latent_scratch_bytes(const LatentCache& cache, int64_t heads) {
+  return LatentScratch(cache.padded(), cache.rank, heads).bytes;
+}
+
 int64_t AttentionPlan::rows(int32_t first, int32_t last) const {
   return (last - first) * (kind_.heads / kind_.kv_heads);
 }
@@ -128,34 +132,60 @@ void AttentionPlan::build(const Batch& batch, int threads) {
   }
 }
 
-void AttentionPlan::run(int64_t index, const Kernels& kernels, const AttentionArgs& args,
-                        const Batch& batch, void* scratch) {
+template <class Args, class Attend, class Merge>
+void AttentionPlan::run(int64_t index, const Args& args, Attend attend, Merge merge) {
   const Unit& unit = units_[index];
   // Units are claimed in order, by all threads in turn.
   const AttentionUnit* const next =
       index + threads_ < units() ? &units_[index + threads_].unit : nullptr;
-  kernels.attend(args, batch, unit.unit, next, scratch);
+  attend(unit.unit, next);
   if (unit.split < 0) return;
   Split& split = splits_[unit.split];
   std::atomic_ref<int32_t> unfinished(split.unfinished);
   if (unfinished.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-  kernels.attend_merge(args, split.whole, split.count,
-                       part_stride(split.whole.first, split.whole.last));
+  merge(args, split.whole, split.count, part_stride(split.whole.first, split.whole.last));
   unfinished.store(split.count, std::memory_order_relaxed);   // for the next layer
 }
 
-AttentionWork AttentionPlan::work(const AttentionArgs& args, const Batch& batch) const {
-  double tokens = 0, pairs = 0;
+void AttentionPlan::run(int64_t index, const Kernels& kernels, const AttentionArgs& args,
+                        const Batch& batch, void* scratch) {
+  const auto attend = [&](const AttentionUnit& unit, const AttentionUnit* next) {
+    kernels.attend(args, batch, unit, next, scratch);
+  };
+  run(index, args, attend, kernels.attend_merge);
+}
+
+void AttentionPlan::run(int64_t index, const Kernels& kernels, const LatentArgs& args,
+                        const Batch& batch, void* scratch) {
+  const auto attend = [&](const AttentionUnit& unit, const AttentionUnit*) {
+    kernels.attend_latent(args, batch, unit, scratch);
+  };
+  run(index, args, attend, kernels.merge_latent);
+}
+
+AttentionPlan::Seen AttentionPlan::seen(const Batch& batch) const {
+  Seen seen{0, 0};
   for (int64_t s = 0; s < batch.sequences; ++s) {
     const int64_t queries = batch.query_starts[s + 1] - batch.query_starts[s];
     const int64_t context = batch.context_lens[s];
     const int64_t window = kind_.window > 0 ? kind_.window : context;
-    tokens += std::min(context, queries + window - 1);
+    seen.tokens += std::min(context, queries + window - 1);
     for (int32_t t = batch.query_starts[s]; t < batch.query_starts[s + 1]; ++t)
-      pairs += std::min(batch.position(s, t) + 1, window);
+      seen.pairs += kind_.heads * std::min(batch.position(s, t) + 1, window);
   }
+  return seen;
+}
+
+AttentionWork AttentionPlan::work(const AttentionArgs& args, const Batch& batch) const {
+  const auto [tokens, pairs] = seen(batch);
   const double token_bytes = static_cast<double>(args.cache.block_bytes()) / kind_.block_size;
-  return {tokens * token_bytes, 4 * pairs * kind_.heads * kind_.head_dim};
+  return {tokens * token_bytes, 4 * pairs * kind_.head_dim};
+}
+
+AttentionWork AttentionPlan::work(const LatentArgs& args, const Batch& batch) const {
+  const auto [tokens, pairs] = seen(batch);
+  const int64_t rank = args.cache.rank, rope_dim = args.cache.rope_dim;
+  return {tokens * args.cache.row_bytes(), 2 * pairs * (2 * rank + rope_dim)};
 }
 
 }  // namespace octavo

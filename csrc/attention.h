@@ -41,8 +41,12 @@ class AttentionPlan {
   // scratch: attention_scratch_bytes() of the calling thread's own.
   void run(int64_t unit, const Kernels& kernels, const AttentionArgs& args, const Batch& batch,
            void* scratch);
+  // The same of latent attention, whose plans have one kv head, of the size of a latent vector.
+  void run(int64_t unit, const Kernels& kernels, const LatentArgs& args, const Batch& batch,
+           void* scratch);
 
   AttentionWork work(const AttentionArgs& args, const Batch& batch) const;
+  AttentionWork work(const LatentArgs& args, const Batch& batch) const;
 
  private:
   // Query tokens [first, last) of the step that form a unit (or several) for each kv head.
@@ -67,6 +71,14 @@ class AttentionPlan {
     int32_t split;   // index, or -1
   };
 
+  // Tokens that are read, and pairs of a query with a token, of all heads together.
+  struct Seen {
+    double tokens, pairs;
+  };
+
+  template <class Args, class Attend, class Merge>
+  void run(int64_t unit, const Args& args, Attend attend, Merge merge);
+  Seen seen(const Batch& batch) const;
   void cut_into_tiles(const Batch& batch);
   void add_tile(const Batch& batch, int64_t sequence, int32_t first, int32_t last, bool has_paths);
   int64_t rows(int32_t first, int32_t last) const;

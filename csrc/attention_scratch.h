@@ -74,4 +74,35 @@ struct AttentionScratch {
   }
 };
 
+// Tokens whose latent vectors are unpacked together: few enough for a core's second-level cache.
+constexpr int64_t kLatentTokens = 32;
+
+// The same of latent attention, whose heads all share the cached vectors.
+struct LatentScratch {
+  int64_t queries;  // float [rows][padded]
+  int64_t values;  // float [kLatentTokens][padded]
+  int64_t keys;  // float [kLatentTokens / 16][padded][16]: the same, turned round
+  int64_t weights;  // float [kTileRows][kLatentTokens]
+  int64_t part;  // float [rows][part_floats]: of the chunk at hand
+  int64_t state;  // float [rows][part_floats]: of the chunks so far
+  int64_t bytes = 0;
+
+  LatentScratch(int64_t padded, int64_t rank, int64_t heads) {
+    const int64_t rows = unit_tokens(heads) * heads;
+    queries = take(rows * padded * 4);
+    values = take(kLatentTokens * padded * 4);
+    keys = take(kLatentTokens * padded * 4);
+    weights = take(kTileRows * kLatentTokens * 4);
+    part = take(rows * part_floats(rank) * 4);
+    state = take(rows * part_floats(rank) * 4);
+  }
+
+ private:
+  int64_t take(int64_t size) {
+    const int64_t offset = bytes;
+    bytes += round_up(size, kAlign);
+    return offset;
+  }
+};
+
 }  // namespace octavo

@@ -5,6 +5,7 @@
 
 namespace octavo {
 
+void bind_latents(nanobind::module_& m);
 void bind_limits(nanobind::module_& m);
 void bind_pack(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);

@@ -150,4 +150,36 @@ struct KVCache {
   }
 };
 
+// One layer's paged cache of latent attention: of a token one vector for all heads, C values and R
+// with its position. A block holds B rows, one after another:
+//
+//   T      [C + R padded to 16]   the vector, then zeros
+//   float  scale, i8 only         x = scale * value, of all values
+//
+// Rows are padded to 16 bytes, blocks to 64. What KVCache says of values and of what was never
+// written holds here, too.
+struct LatentCache {
+  KVFormat format;
+  uint8_t* data;
+  int64_t num_blocks;
+  int64_t block_size;   // B
+  int64_t rank;         // C
+  int64_t rope_dim;     // R
+
+  int64_t padded() const { return round_up(rank + rope_dim, kLanes); }
+  int64_t value_bytes() const {
+    return format == KVFormat::f32 ? 4 : format == KVFormat::bf16 ? 2 : 1;
+  }
+  int64_t row_bytes() const {
+    const int64_t scale = format == KVFormat::i8 ? int64_t{sizeof(float)} : 0;
+    return round_up(padded() * value_bytes() + scale, 16);
+  }
+  int64_t block_bytes() const { return round_up(block_size * row_bytes(), kAlign); }
+  uint8_t* row(int64_t block, int64_t token) const {
+    return data + block * block_bytes() + token * row_bytes();
+  }
+  // Of a row.
+  float* scale(uint8_t* row) const { return reinterpret_cast<float*>(row + padded()); }
+};
+
 }  // namespace octavo

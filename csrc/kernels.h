@@ -83,6 +83,15 @@ struct AttentionUnit {
   float* partial;  // rows (last - first) * H / G of part_floats() (attention_scratch.h)
 };
 
+struct LatentArgs {
+  LatentCache cache;
+  Rows q;                 // (T, H * C)
+  Rows rotated;           // (T, H * R): of the queries, what is multiplied by the R values
+  Rows y;                 // (T, H * C)
+  int64_t heads;          // H
+  float softmax_scale;
+};
+
 // What sampling one row asks for; ops/sampling.py has the definition.
 struct SampleArgs {
   float temperature;
@@ -175,6 +184,15 @@ struct Kernels {
   void (*clamped_silu_mul)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size);
   // y[t] = x[t] * sigmoid(gates[t][0]).
   void (*sigmoid_mul)(Rows x, Rows gates, Rows y, int64_t t0, int64_t t1, int64_t size);
+
+  // write_kv.cpp, latent_attention.cpp: as write_kv, attend and attend_merge; units have kv_head 0.
+  void (*write_latent)(const LatentCache& cache, Rows latents, Rows rotated, const int64_t* slots,
+                       int64_t t0, int64_t t1);
+  // scratch: latent_scratch_bytes() of the calling thread's own, 64-byte aligned.
+  void (*attend_latent)(const LatentArgs& args, const Batch& batch, const AttentionUnit& unit,
+                        void* scratch);
+  void (*merge_latent)(const LatentArgs& args, const AttentionUnit& unit, int64_t count,
+                       int64_t stride);
 };
 
 // Context tokens of an attention chunk: whole blocks, 256 tokens where blocks allow.
@@ -182,6 +200,7 @@ constexpr int64_t attention_chunk(int64_t block_size) {
   return block_size >= 256 ? block_size : 256 / block_size * block_size;
 }
 int64_t attention_scratch_bytes(int64_t block_size, int64_t head_dim, int64_t heads_per_kv);
+int64_t latent_scratch_bytes(const LatentCache& cache, int64_t heads);
 int64_t sample_scratch_bytes(int64_t size);
 
 // Tables by name (isa.cpp has them); null if this build or this processor lacks it.

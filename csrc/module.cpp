@@ -8,7 +8,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
@@ -17,6 +16,7 @@
 #include "bindings.h"
 #include "cached_token.h"
 #include "isa.h"
+#include "latent_memory.h"
 #include "tape.h"
 
 namespace nb = nanobind;
@@ -36,28 +36,16 @@ using PyRef = std::tuple<int32_t, int64_t>;   // buffer, column
 Ref ref_of(const PyRef& ref) { return {std::get<0>(ref), std::get<1>(ref)}; }
 PyRef py_ref(Ref ref) { return {ref.buffer, ref.column}; }
 
-// One layer's KV cache and its memory, which the system hands out as it is first touched, in huge
-// pages where it can: 5 to 8 % of a decode step's attention. shift: of the first block into a huge
-// page, as a share of it. With another one for each layer, the layers don't all ask for a new page
-// in the same step, which would stop all requests for as long as clearing these takes.
+// One layer's KV cache and its memory. shift: as of Pages.
 class CacheMemory {
  public:
   CacheMemory(int format, int64_t num_blocks, int64_t block_size, int64_t heads, int64_t head_dim,
               double shift)
       : cache_{static_cast<KVFormat>(format), nullptr, num_blocks, block_size, heads, head_dim},
-        bytes_(num_blocks * cache_.block_bytes() + 2 * kHugePage) {
+        pages_(num_blocks * cache_.block_bytes(), shift) {
     if (!(shift >= 0 && shift < 1)) throw nb::value_error("a shift is from 0 to 1");
-    memory_ = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory_ == MAP_FAILED) throw std::bad_alloc();
-    const int64_t past = reinterpret_cast<intptr_t>(memory_) % kHugePage;
-    const auto shifted = static_cast<int64_t>(shift * kHugePage) / kAlign * kAlign;
-    cache_.data = static_cast<uint8_t*>(memory_) + (kHugePage - past) % kHugePage + shifted;
-    advise_huge_pages(memory_, bytes_);
+    cache_.data = pages_.data();
   }
-  ~CacheMemory() { munmap(memory_, static_cast<size_t>(bytes_)); }
-  CacheMemory(const CacheMemory&) = delete;
-  CacheMemory& operator=(const CacheMemory&) = delete;
 
   const KVCache& cache() const { return cache_; }
 
@@ -90,8 +78,7 @@ class CacheMemory {
 
  private:
   KVCache cache_;
-  int64_t bytes_;
-  void* memory_;
+  Pages pages_;
 };
 
 // A table with each op's kernels from the instruction set that was chosen for it.
@@ -120,6 +107,12 @@ Kernels kernels_of(const std::map<std::string, std::string>& isa_by_op) {
       {"sigmoid_mul", [](Kernels& k, const Kernels& from) { k.sigmoid_mul = from.sigmoid_mul; }},
       {"route", [](Kernels& k, const Kernels& from) { k.route = from.route; }},
       {"experts", [](Kernels& k, const Kernels& from) { k.add_rows = from.add_rows; }},
+      {"write_latent", [](Kernels& k, const Kernels& from) { k.write_latent = from.write_latent; }},
+      {"latent_attention",
+       [](Kernels& k, const Kernels& from) {
+         k.attend_latent = from.attend_latent;
+         k.merge_latent = from.merge_latent;
+       }},
       {"add", [](Kernels& k, const Kernels& from) { k.add = from.add; }},
       {"scale", [](Kernels& k, const Kernels& from) { k.scale = from.scale; }},
       {"clamp", [](Kernels& k, const Kernels& from) { k.clamp = from.clamp; }},
@@ -312,6 +305,16 @@ void bind_tape(nb::module_& m) {
            [](Tape& t, PyRef x, PyRef gates, int64_t size) {
              return py_ref(t.sigmoid_mul(ref_of(x), ref_of(gates), size));
            })
+      .def("write_latent",
+           [](Tape& t, PyRef latents, PyRef rotated, const LatentMemory& cache) {
+             t.write_latent(ref_of(latents), ref_of(rotated), cache.cache());
+           })
+      .def("latent_attention",
+           [](Tape& t, PyRef q, PyRef rotated, const LatentMemory& cache, int64_t heads,
+              float softmax_scale) {
+             return py_ref(t.latent_attention(ref_of(q), ref_of(rotated), cache.cache(), heads,
+                                              softmax_scale));
+           })
       .def(
           "route",
           [](Tape& t, PyRef logits, int64_t size, std::optional<Floats> bias, int64_t active,
@@ -433,6 +436,7 @@ NB_MODULE(_native, m) {
       },
       "format"_a, "block_size"_a, "heads"_a, "head_dim"_a);
 
+  bind_latents(m);
   bind_tape(m);
   bind_limits(m);
   bind_pack(m);

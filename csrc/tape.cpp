@@ -83,7 +83,7 @@ struct Tape::Buffer {
 };
 
 struct Tape::Op {
-  enum class Kind { rows, linear, grouped, attention } kind;
+  enum class Kind { rows, linear, grouped, attention, latent_attention } kind;
   const char* name;
   Symbol symbol;
   std::vector<int32_t> reads;
@@ -108,7 +108,9 @@ struct Tape::Op {
 
   // attention
   KVCache cache{};
+  LatentCache latents{};
   Ref q{-1, 0};
+  Ref rotated{-1, 0};
   int64_t heads = 0;
   float softmax_scale = 0;
   int64_t window = 0;
@@ -132,6 +134,7 @@ struct Tape::Region {
   // Of a run:
   LinearArgs linear{};
   AttentionArgs attention{};
+  LatentArgs latent_attention{};
   int64_t count = 0;              // rows
   int64_t chunks = 0;
   // linear: chunk c takes bundles (of `bundle` panels) [starts[c], starts[c + 1]) of the `row_blocks`
@@ -407,17 +410,45 @@ Ref Tape::attention(Ref q, const KVCache& cache, int64_t heads, float softmax_sc
   op.softcap = softcap;
   op.slopes = slopes;
   op.sinks = sinks;
-  const AttentionKind kind{cache.block_size, cache.heads, cache.head_dim, heads, window};
-  const auto known = std::find(kinds_.begin(), kinds_.end(), kind);
-  op.plan = static_cast<int32_t>(known - kinds_.begin());
-  if (known == kinds_.end()) {
-    kinds_.push_back(kind);
-    plans_.push_back(std::make_unique<AttentionPlan>(kind));
-    scratch_bytes_ =
-        std::max(scratch_bytes_,
-                 attention_scratch_bytes(cache.block_size, cache.head_dim, heads / cache.heads));
-  }
+  op.plan = plan_of({cache.block_size, cache.heads, cache.head_dim, heads, window});
+  const int64_t sharing = heads / cache.heads;
+  scratch_bytes_ = std::max(
+      scratch_bytes_, attention_scratch_bytes(cache.block_size, cache.head_dim, sharing));
   return y;
+}
+
+void Tape::write_latent(Ref latents, Ref rotated, const LatentCache& cache) {
+  Op& op = append("write_latent", buffers_[latents.buffer].symbol,
+                  {latents.buffer, rotated.buffer}, -1);
+  op.row_ns = 1.0 * cache.padded();
+  op.compute = [=, this](const Batch* batch, int64_t t0, int64_t t1) {
+    kernels_->write_latent(cache, buffers_[latents.buffer].rows(latents.column),
+                           buffers_[rotated.buffer].rows(rotated.column), batch->kv_slots, t0, t1);
+  };
+}
+
+Ref Tape::latent_attention(Ref q, Ref rotated, const LatentCache& cache, int64_t heads,
+                           float softmax_scale) {
+  const Symbol symbol = buffers_[q.buffer].symbol;
+  const Ref y = new_buffer(symbol, heads * cache.rank);
+  Op& op = append("latent_attention", symbol, {q.buffer, rotated.buffer}, y.buffer);
+  op.kind = Op::Kind::latent_attention;
+  op.latents = cache;
+  op.q = q;
+  op.rotated = rotated;
+  op.heads = heads;
+  op.softmax_scale = softmax_scale;
+  op.plan = plan_of({cache.block_size, 1, cache.rank, heads, 0});
+  scratch_bytes_ = std::max(scratch_bytes_, latent_scratch_bytes(cache, heads));
+  return y;
+}
+
+int32_t Tape::plan_of(const AttentionKind& kind) {
+  const auto known = std::find(kinds_.begin(), kinds_.end(), kind);
+  if (known != kinds_.end()) return static_cast<int32_t>(known - kinds_.begin());
+  kinds_.push_back(kind);
+  plans_.push_back(std::make_unique<AttentionPlan>(kind));
+  return static_cast<int32_t>(kinds_.size()) - 1;
 }
 
 // --- mixtures of experts, products by head ---------------------------------------------------------
@@ -768,14 +799,20 @@ class Tape::Replay final : public Program {
         break;
       }
       case Op::Kind::grouped: run_grouped(region, region.group_chunks[chunk]); break;
-      case Op::Kind::attention: {
+      case Op::Kind::attention:
+      case Op::Kind::latent_attention: {
         AttentionPlan& plan = *tape_.plans_[tape_.ops_[region.first].plan];
         // The longest units, which the plan has first, are begun first from both ends.
         int64_t unit = chunk;
         if (tape_.pool_->threads() > 1)
           unit = 2 * chunk < region.chunks ? 2 * chunk : 2 * (region.chunks - chunk) - 1;
-        for (; unit < plan.units(); unit += region.chunks)
-          plan.run(unit, *tape_.kernels_, region.attention, *batch_, tape_.scratch_[worker].get());
+        for (; unit < plan.units(); unit += region.chunks) {
+          void* const scratch = tape_.scratch_[worker].get();
+          if (region.kind == Op::Kind::attention)
+            plan.run(unit, *tape_.kernels_, region.attention, *batch_, scratch);
+          else
+            plan.run(unit, *tape_.kernels_, region.latent_attention, *batch_, scratch);
+        }
         break;
       }
     }
@@ -804,9 +841,11 @@ class Tape::Replay final : public Program {
           time.bytes += panels * weight.panel_stride;
           time.operations += 2.0 * (chunk.t1 - chunk.t0) * panels * kLanes * weight.inputs;
         }
-      } else if (region.kind == Op::Kind::attention) {
-        const auto [bytes, operations] =
-            tape_.plans_[tape_.ops_[region.first].plan]->work(region.attention, *batch_);
+      } else if (region.kind != Op::Kind::rows) {
+        const AttentionPlan& plan = *tape_.plans_[tape_.ops_[region.first].plan];
+        const auto [bytes, operations] = region.kind == Op::Kind::attention
+                                             ? plan.work(region.attention, *batch_)
+                                             : plan.work(region.latent_attention, *batch_);
         time.bytes = bytes;
         time.operations = operations;
       }
@@ -845,10 +884,18 @@ class Tape::Replay final : public Program {
                             op.softcap,
                             op.slopes,
                             op.sinks};
-        AttentionPlan& plan = *tape_.plans_[op.plan];
-        region.chunks = std::min(plan.units(), Pool::kMaxChunks - 1);
+        region.chunks = std::min(tape_.plans_[op.plan]->units(), Pool::kMaxChunks - 1);
         break;
       }
+      case Op::Kind::latent_attention:
+        region.latent_attention = {op.latents,
+                                   tape_.buffers_[op.q.buffer].rows(op.q.column),
+                                   tape_.buffers_[op.rotated.buffer].rows(op.rotated.column),
+                                   tape_.buffers_[op.write].rows(0),
+                                   op.heads,
+                                   op.softmax_scale};
+        region.chunks = std::min(tape_.plans_[op.plan]->units(), Pool::kMaxChunks - 1);
+        break;
     }
   }
 

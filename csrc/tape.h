@@ -96,6 +96,9 @@ class Tape {
   void write_kv(Ref k, Ref v, const KVCache& cache);
   Ref attention(Ref q, const KVCache& cache, int64_t heads, float softmax_scale, int64_t window,
                 float softcap, const float* slopes, const float* sinks);
+  void write_latent(Ref latents, Ref rotated, const LatentCache& cache);
+  Ref latent_attention(Ref q, Ref rotated, const LatentCache& cache, int64_t heads,
+                       float softmax_scale);
   Ref route(Ref logits, int64_t size, const float* bias, const RouterArgs& router);
   // Rows in order of their experts, through their products, and back.
   Ref experts(Ref x, Ref routing, std::shared_ptr<const PackedMatrix> gate_up,
@@ -131,6 +134,7 @@ class Tape {
           float factor);
   int32_t split_buffer(bool is_quantized, Symbol symbol, int64_t columns, int64_t parts);
   int32_t gathered(Ref x, Ref routing, const ExpertArgs& args, bool is_integer);
+  int32_t plan_of(const AttentionKind& kind);
   Op& append_grouped(const char* name, int32_t x, int32_t y,
                      std::shared_ptr<const PackedMatrix> weight, int64_t groups);
   Op& append(const char* name, Symbol symbol, std::vector<int32_t> reads, int32_t write);

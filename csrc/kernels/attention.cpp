@@ -13,6 +13,7 @@
 
 #include "../attention_scratch.h"
 #include "../cached_token.h"
+#include "attention_part.h"
 #include "simd.h"
 #include "table.h"
 
@@ -272,35 +273,6 @@ alignas(kAlign) constexpr float kLaneNumbers[kLanes] = {0, 1, 2,  3,  4,  5,  6,
 
 inline const float* sink_of(const AttentionArgs& args, int64_t head) {
   return args.sinks == nullptr ? nullptr : args.sinks + head;
-}
-
-// One row's record, as part_floats() describes it.
-struct Part {
-  float* output;
-  float* maximum;
-  float* sum;
-
-  Part(float* row, int64_t panels)
-      : output(row), maximum(row + panels * kLanes), sum(maximum + 1) {}
-};
-
-// The one way in which chunks are merged, in rising order, whether one unit saw them all or each
-// was a unit of its own. A sum of 0 says that the row sees none of the part's tokens (or that all
-// their scores are minus infinity).
-inline void merge(Part into, Part part, int64_t panels) {
-  if (*part.sum == 0.0f) return;
-  if (*into.sum == 0.0f) {
-    std::memcpy(into.output, part.output, size_t(panels * kLanes) * sizeof(float));
-    *into.maximum = *part.maximum;
-    *into.sum = *part.sum;
-    return;
-  }
-  const float top = *into.maximum > *part.maximum ? *into.maximum : *part.maximum;
-  const f32x16 old = exp(splat(*into.maximum - top)), added = exp(splat(*part.maximum - top));
-  for (int64_t i = 0; i < panels * kLanes; i += kLanes)
-    store(into.output + i, fma(load(into.output + i), old, load(part.output + i) * added));
-  store_first(into.sum, fma(splat(*into.sum), old, splat(*part.sum) * added), 1);
-  *into.maximum = top;
 }
 
 // y = output / sum, of `size` dimensions. sink: of the row's head, or null.

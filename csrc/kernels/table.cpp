@@ -15,6 +15,7 @@ const Kernels& table() {
     install_linear_int(k);
     install_attention(k);
     install_write_kv(k);
+    install_latent_attention(k);
     install_sampling(k);
     install_limits(k);
     return k;

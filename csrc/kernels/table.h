@@ -15,6 +15,7 @@ void install_linear_float(Kernels& table);
 void install_linear_int(Kernels& table);
 void install_attention(Kernels& table);
 void install_write_kv(Kernels& table);
+void install_latent_attention(Kernels& table);
 void install_sampling(Kernels& table);
 void install_limits(Kernels& table);
 

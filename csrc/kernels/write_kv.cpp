@@ -34,6 +34,13 @@ inline uint8_t to_f8e4m3(float x) {
   return uint8_t(magnitude > 0x7f800000 ? 0x7f : sign | code);
 }
 
+// Round to nearest, ties to even; NaN stays NaN.
+inline uint16_t to_bf16(float x) {
+  uint16_t rounded[kLanes];
+  store_bf16(rounded, splat(x));
+  return rounded[0];
+}
+
 // Scale and its inverse of int8 values; a vector of zeros has a scale of 0, one with a NaN or an
 // infinity a scale of NaN. Both have the inverse 0, and zeros for values.
 struct I8Scale {
@@ -137,8 +144,44 @@ void write_kv(const KVCache& cache, Rows k, Rows v, const int64_t* slots, int64_
   }
 }
 
+void write_latent(const LatentCache& cache, Rows latents, Rows rotated, const int64_t* slots,
+                  int64_t t0, int64_t t1) {
+  const int64_t rank = cache.rank, rope_dim = cache.rope_dim;
+  for (int64_t t = t0; t < t1; ++t) {
+    uint8_t* const row = cache.row(slots[t] / cache.block_size, slots[t] % cache.block_size);
+    const auto put = [&](auto* to, auto convert) {
+      for (int64_t e = 0; e < rank; ++e) to[e] = convert(latents.row(t)[e]);
+      for (int64_t e = 0; e < rope_dim; ++e) to[rank + e] = convert(rotated.row(t)[e]);
+      for (int64_t e = rank + rope_dim; e < cache.padded(); ++e) to[e] = convert(0.0f);
+    };
+    switch (cache.format) {
+      case KVFormat::f32:
+        put(reinterpret_cast<float*>(row), [](float x) { return x; });
+        break;
+      case KVFormat::bf16: {
+        put(reinterpret_cast<uint16_t*>(row), to_bf16);
+        break;
+      }
+      case KVFormat::i8: {
+        const I8Scale of_latent = i8_scale(latents.row(t), rank);
+        const I8Scale of_rotated = i8_scale(rotated.row(t), rope_dim);
+        const bool is_nan = of_latent.scale != of_latent.scale;
+        const I8Scale& s = is_nan || of_latent.scale > of_rotated.scale ? of_latent : of_rotated;
+        *cache.scale(row) = s.scale;
+        put(reinterpret_cast<int8_t*>(row),
+            [&](float x) { return int8_t(s.inverse == 0.0f ? 0.0f : std::nearbyint(x * s.inverse)); });
+        break;
+      }
+      case KVFormat::f8e4m3: put(row, to_f8e4m3); break;
+    }
+  }
+}
+
 }  // namespace
 
-void install_write_kv(Kernels& table) { table.write_kv = write_kv; }
+void install_write_kv(Kernels& table) {
+  table.write_kv = write_kv;
+  table.write_latent = write_latent;
+}
 
 }  // namespace octavo::OCTAVO_ISA

@@ -184,13 +184,13 @@ def build_engine(
         KV_DTYPE_ALIASES.get(asked_kv_dtype, asked_kv_dtype), dtype, weights
     )
     kv_format = KVFormat(kv_dtype)
-    heads = model.spec.kv_heads
+    shapes = model.spec.kv_shapes
     if speculation is not None:
-        heads += speculation.kv_heads
+        shapes += speculation.kv_heads
     sizing = decide_num_blocks(
         model.spec.max_position,
         block_size=config.cache.block_size,
-        block_bytes=backend.kv_block_bytes(config.cache.block_size, heads, kv_format),
+        block_bytes=backend.kv_block_bytes(config.cache.block_size, shapes, kv_format),
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         free_memory_bytes=_left_by_weights(weights, backend),
         memory_share=memory_share(config.cache, backend.device),

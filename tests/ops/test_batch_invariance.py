@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from octavo import ops
-from octavo.core.model_spec import KVFormat
+from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.ops.backend import Backend
 from octavo.ops.batch import KVLayer
 from octavo.ops.native.ops import ISAS
 from octavo.ops.native.weights import PackedWeight, pack_rows
 from support.backends import KERNELS, backend_of, native_backend, torch_backend
-from support.forward import fill, host_batch
+from support.forward import fill, fill_latents, host_batch
 from support.op_bench import KV_DTYPES, WEIGHT_FORMATS
 
 NUM_ROWS = 600
@@ -254,6 +254,54 @@ def test_attention(kernels: str, kv_dtype: str, shape: str) -> None:
             assert np.array_equal(together, whole[first:last]), f"chunk of {chunk} in company"
 
 
+class LatentPrompt:
+    """As `Prompt`, over latent vectors."""
+
+    def __init__(self, backend: Backend, heads: int, kv_dtype: str, block_size: int = 16) -> None:
+        self.backend, self.block_size = backend, block_size
+        num_blocks = -(-LENGTH // block_size)
+        self.table = np.random.default_rng(5).permutation(num_blocks)
+        rank, rope_dim = 40, 16
+        self.layer: KVLayer
+        (self.layer,) = backend.allocate_kv(
+            num_blocks, block_size, [LatentShape(rank, rope_dim)], KVFormat(kv_dtype)
+        )
+        blocks = (num_blocks, block_size)
+        fill_latents(backend, self.layer, normal(*blocks, rank), normal(*blocks, rope_dim))
+        self.queries = normal(LENGTH, heads, rank), normal(LENGTH, heads, rope_dim)
+
+    def attend(self, work: Sequence[tuple[int, int]]) -> np.ndarray:
+        sequences = [([0] * last, self.table, first, last - first) for first, last in work]
+        host = host_batch(sequences, self.block_size)
+        rows = self.backend.compile(ops.latent_attention)(
+            *(
+                self.backend.from_host(np.concatenate([part[first:last] for first, last in work]))
+                for part in self.queries
+            ),
+            self.layer,
+            self.backend.batch_context(host, (self.layer,)),
+            softmax_scale=0.2,
+        )
+        return self.backend.to_host(rows)
+
+
+@pytest.mark.parametrize("heads", [3, 16])
+@pytest.mark.parametrize(
+    ("kernels", "kv_dtype"),
+    [("torch", "float32"), *((isa, dtype) for isa in ISAS for dtype in KV_DTYPES)],
+)
+def test_latent_attention(kernels: str, kv_dtype: str, heads: int) -> None:
+    """A prompt as a whole, in chunks, token by token, and in company of its other chunks."""
+    prompt = LatentPrompt(backend_of(kernels), heads, kv_dtype)
+    whole = prompt.attend([(0, LENGTH)])
+    for chunk in (1, 13, 256):
+        chunks = [(first, min(first + chunk, LENGTH)) for first in range(0, LENGTH, chunk)]
+        assert np.array_equal(prompt.attend(chunks), whole), f"chunks of {chunk} at once"
+        for first, last in chunks[:: max(1, len(chunks) // 5)]:
+            alone = prompt.attend([(first, last)])
+            assert np.array_equal(alone, whole[first:last]), f"chunk of {chunk} at {first}"
+
+
 # --- threads and instruction sets ----------------------------------------------------------------
 
 
@@ -291,6 +339,9 @@ def results_of(backend: Backend) -> list[np.ndarray]:
             prompt = Prompt(backend, shape, kv_dtype)
             keep(prompt.attend([(0, 300), (400, 401), (690, LENGTH)], others=True))
             keep(prompt.attend([(LENGTH - 1, LENGTH)]))
+        latent = LatentPrompt(backend, 9, kv_dtype)
+        keep(latent.attend([(0, 300), (400, 401), (690, LENGTH)]))
+        keep(latent.attend([(LENGTH - 1, LENGTH)]))
     logits = normal(8, 50_000)
     keep(ops.log_probabilities(put(logits), np.arange(8), 5))
     settings = [np.full(8, v, np.float32) for v in (0.8, 0.95, 0.0)]

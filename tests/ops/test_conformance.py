@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from octavo.ops import OPS
+from octavo.ops.native.batch import NativeLatentLayer
 from octavo.ops.native.weights import PackedWeight
 from octavo.ops.op import Implementation, Target
+from octavo.ops.torch.batch import TorchLatentLayer
 from support.backends import native_backend, torch_backend
 from support.op_bench import KV_DTYPES, WEIGHT_FORMATS
 from support.op_cases import CASES, Bench
@@ -17,20 +19,29 @@ from support.op_cases import CASES, Bench
 TARGET = Target("cpu", "float32")
 torch_backend()  # creating a backend registers its implementations
 
-USES_CACHE = ("write_kv", "copy_blocks", "move_kv", "paged_attention")
+USES_CACHE = (
+    "write_kv",
+    "copy_blocks",
+    "move_kv",
+    "paged_attention",
+    "write_latent",
+    "latent_attention",
+)
+LATENT_LAYERS = (NativeLatentLayer, TorchLatentLayer)
 
 
 def formats(implementation: Implementation) -> list[dict[str, Any]]:
     """The formats of caches and weights that an implementation is for, as arguments of a Bench."""
+    more = {"is_latent": True} if implementation.array_type in LATENT_LAYERS else {}
     if implementation.backend == "native":
         if implementation.op in USES_CACHE:
-            return [{"kv_dtype": dtype} for dtype in KV_DTYPES]
+            return [{"kv_dtype": dtype, **more} for dtype in KV_DTYPES]
         packed = [{"weight_format": name} for name in WEIGHT_FORMATS]
         if implementation.array_type is PackedWeight:
             return packed
         if implementation.op in ("linear", "head_linear", "experts"):
             return [{}, *packed]
-    return [{}]
+    return [more]
 
 
 def all_cases() -> Iterator[Any]:
@@ -43,7 +54,12 @@ def all_cases() -> Iterator[Any]:
                 for given in formats(implementation)
             ]
             for implementation, given in sorted(of_case, key=lambda pair: str(pair[1])):
-                names = (op.name, implementation.backend, implementation.name, *given.values())
+                names = (
+                    op.name,
+                    implementation.backend,
+                    implementation.name,
+                    *map(str, given.values()),
+                )
                 yield pytest.param(implementation, given, case, id="-".join((*names, case)))
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.core.model_spec import KVFormat
+from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.models.causal_lm import CausalLM
 from octavo.models.loader import load_weights, make_rope_tables, plan_weights
 from octavo.models.registry import build_model
-from octavo.ops import write_kv
+from octavo.ops import write_kv, write_latent
 from octavo.ops.backend import Backend
 from octavo.ops.batch import HostBatch, KVLayer
 from octavo.weights import Checkpoint, open_checkpoint
@@ -61,13 +61,17 @@ class Forward:
 
     def __post_init__(self) -> None:
         backend = self.backend
-        heads = self.model.spec.kv_heads
+        shapes = self.model.spec.kv_shapes
         self.kv_layers = backend.allocate_kv(
-            self.num_blocks, self.block_size, heads, KVFormat(self.kv_dtype)
+            self.num_blocks, self.block_size, shapes, KVFormat(self.kv_dtype)
         )
-        for layer, (kv_heads, size) in zip(self.kv_layers, heads, strict=True):
-            nothing = np.full((self.num_blocks, self.block_size, kv_heads, size), np.nan)
-            fill(backend, layer, nothing, nothing)
+        blocks = (self.num_blocks, self.block_size)
+        for layer, shape in zip(self.kv_layers, shapes, strict=True):
+            if isinstance(shape, LatentShape):
+                fill_latents(backend, layer, *(np.full((*blocks, n), np.nan) for n in shape))
+            else:
+                nothing = np.full((*blocks, *shape), np.nan)
+                fill(backend, layer, nothing, nothing)
         self._forward = backend.compile(self.model.forward)
         self._logits = backend.compile(self.model.logits)
         self.free_blocks = np.random.default_rng(7).permutation(self.num_blocks).tolist()
@@ -111,6 +115,20 @@ def fill(backend: Backend, layer: KVLayer, keys: np.ndarray, values: np.ndarray)
         for array in (keys, values)
     )
     backend.compile(write_kv)(*arrays, layer, backend.batch_context(batch, (layer,)))
+
+
+def fill_latents(
+    backend: Backend, layer: KVLayer, vectors: np.ndarray, rotated: np.ndarray
+) -> None:
+    """Write the whole cache of a layer of latent vectors. vectors (N, B, C), rotated (N, B, R)."""
+    num_blocks, block_size = vectors.shape[:2]
+    num_tokens = num_blocks * block_size
+    batch = host_batch([([0] * num_tokens, range(num_blocks), 0, num_tokens)], block_size)
+    arrays = (
+        backend.from_host(array.reshape(num_tokens, -1).astype(np.float32))
+        for array in (vectors, rotated)
+    )
+    backend.compile(write_latent)(*arrays, layer, backend.batch_context(batch, (layer,)))
 
 
 def host_batch(

@@ -10,12 +10,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from octavo.core.model_spec import KVFormat
-from octavo.ops import paged_attention
+from octavo.core.model_spec import KVFormat, LatentShape
+from octavo.ops import latent_attention, paged_attention
 from octavo.ops.backend import Backend
 from octavo.ops.batch import KVLayer
 from octavo.ops.native.weights import Format, pack_rows
-from support.forward import fill, host_batch
+from support.forward import fill, fill_latents, host_batch
 from support.panels import unpack
 
 KV_DTYPES = ("float32", "bfloat16", "int8", "fp8")
@@ -35,6 +35,7 @@ class Bench:
 
     kv_dtype: of caches. weight_format: of matrices, of WEIGHT_FORMATS; None takes plain arrays.
     rounds_operands: of attention over bfloat16, whose instruction wants both in this format.
+    is_latent: caches hold a token's values and keys as one latent vector.
     """
 
     backend: Backend
@@ -42,6 +43,7 @@ class Bench:
     kv_dtype: str = "float32"
     weight_format: str | None = None
     rounds_operands: bool = False
+    is_latent: bool = False
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def normal(self, *shape: int) -> np.ndarray:
@@ -64,10 +66,22 @@ class Bench:
 
     def cache(self, keys: np.ndarray, values: np.ndarray) -> KVLayer:
         """A layer's cache with these contents, (N, B, G, E) each."""
+        if self.is_latent:
+            return self.latents(*(array.reshape(*array.shape[:2], -1) for array in (values, keys)))
         num_blocks, block_size, *heads = keys.shape
         kv_format = KVFormat(self.kv_dtype)
         (layer,) = self.backend.allocate_kv(num_blocks, block_size, [tuple(heads)], kv_format)
         fill(self.backend, layer, keys, values)
+        return layer
+
+    def latents(self, vectors: np.ndarray, rotated: np.ndarray) -> KVLayer:
+        """A layer's cache of latent vectors, (N, B, C) and (N, B, R)."""
+        num_blocks, block_size, rank = vectors.shape
+        shape = LatentShape(rank, rotated.shape[2])
+        (layer,) = self.backend.allocate_kv(
+            num_blocks, block_size, [shape], KVFormat(self.kv_dtype)
+        )
+        fill_latents(self.backend, layer, vectors, rotated)
         return layer
 
     def kept(self, vectors: np.ndarray) -> np.ndarray:
@@ -78,6 +92,9 @@ class Bench:
         """The cache has these contents, seen by what attention makes of every token before it, and
         of each token alone: how they are laid out is the backend's own affair.
         """
+        if self.is_latent:
+            parts = (array.reshape(*array.shape[:2], -1) for array in (values, keys))
+            return self.holds_latents(cache, *parts)
         num_blocks, block_size, *heads = keys.shape
         num_tokens = num_blocks * block_size
         host = host_batch([([0] * num_tokens, range(num_blocks), 0, num_tokens)], block_size)
@@ -92,6 +109,21 @@ class Bench:
                 queries, k, v, scale=1.0, window=window, rounds_queries=self.rounds_attention
             )
             self.close(actual, expected, tolerance * max(1.0, float(np.abs(v).max())))
+
+    def holds_latents(self, cache: KVLayer, vectors: np.ndarray, rotated: np.ndarray) -> None:
+        """The same of latent vectors (N, B, C) and (N, B, R)."""
+        num_blocks, block_size, rank = vectors.shape
+        num_tokens = num_blocks * block_size
+        host = host_batch([([0] * num_tokens, range(num_blocks), 0, num_tokens)], block_size)
+        queries = [self.normal(num_tokens, 3, size) for size in (rank, rotated.shape[2])]
+        whole = self.kept(np.concatenate([vectors, rotated], axis=2)).reshape(num_tokens, -1)
+        actual = self.backend.compile(latent_attention)(
+            *map(self.put, queries),
+            cache,
+            self.backend.batch_context(host, (cache,)),
+            softmax_scale=0.5,
+        )
+        self.close(actual, latent_attention_by_formula(*queries, whole, 0.5), 2e-5)
 
     @property
     def rounds_attention(self) -> bool:
@@ -149,6 +181,16 @@ def attention_by_formula(
     weights /= total
     outputs: np.ndarray = (weights @ v).transpose(2, 0, 1, 3)
     return outputs.reshape(count, heads, size)
+
+
+def latent_attention_by_formula(
+    queries: np.ndarray, rotated: np.ndarray, vectors: np.ndarray, scale: float
+) -> np.ndarray:
+    """Of a sequence's last tokens: (T, H, C) and (T, H, R) over (L, C + R), in float64."""
+    keys = vectors[:, None].astype(np.float64)
+    whole = np.concatenate([queries, rotated], axis=2)
+    weighted = attention_by_formula(whole, keys, keys, scale=scale, window=None)
+    return weighted[..., : queries.shape[2]]
 
 
 def in_8_bits(x: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 import support.expert_cases
+import support.latent_cases
 import support.sampling_cases  # noqa: F401  (these add the cases of their ops)
 from octavo.ops.batch import HostBatch
 from support.forward import host_batch

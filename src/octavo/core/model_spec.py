@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from octavo.core.dtypes import BYTES_PER_VALUE
 from octavo.core.errors import InvariantError
@@ -33,6 +34,15 @@ class KVFormat:
         if self.dtype == "int8":
             return head_dim + 4
         return head_dim * (BYTES_PER_VALUE | {"fp8": 1})[self.dtype]
+
+
+class LatentShape(NamedTuple):
+    """What a layer caches of a token in place of (G, E): one vector of `rank` values and `rope_dim`
+    with its position.
+    """
+
+    rank: int
+    rope_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +307,21 @@ class ModelSpec:
         if len(found) < len(self.layers):
             raise InvariantError(f"{self.family}: a layer has no grouped heads")
         return found
+
+    @property
+    def kv_shapes(self) -> list[tuple[int, int] | LatentShape]:
+        """What each layer caches of a token: keys and values as (G, E), or one vector for all
+        heads. Of models in which every layer caches something.
+        """
+        shapes: list[tuple[int, int] | LatentShape] = []
+        for layer in self.layers:
+            if isinstance(layer.mixer, AttentionSpec):
+                shapes.append((layer.mixer.num_kv_heads, layer.mixer.head_dim))
+            elif isinstance(layer.mixer, LatentAttentionSpec):
+                shapes.append(LatentShape(layer.mixer.kv_rank, layer.mixer.rope_dim))
+            else:
+                raise InvariantError(f"{self.family}: a layer caches nothing")
+        return shapes
 
     @property
     def kv_heads(self) -> list[tuple[int, int]]:

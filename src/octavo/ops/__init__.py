@@ -15,7 +15,14 @@ from octavo.ops.activations import (
     silu_mul,
 )
 from octavo.ops.array import Array
-from octavo.ops.attention import copy_blocks, move_kv, paged_attention, write_kv
+from octavo.ops.attention import (
+    copy_blocks,
+    latent_attention,
+    move_kv,
+    paged_attention,
+    write_kv,
+    write_latent,
+)
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.elementwise import add, clamp, scale, softcap
 from octavo.ops.embedding import embedding
@@ -52,6 +59,7 @@ __all__ = [
     "gelu_tanh_mul",
     "head_linear",
     "implements",
+    "latent_attention",
     "layer_norm",
     "linear",
     "log_probabilities",
@@ -73,4 +81,5 @@ __all__ = [
     "split_columns",
     "take_rows",
     "write_kv",
+    "write_latent",
 ]

@@ -57,6 +57,33 @@ def paged_attention(
 
 
 @op
+def write_latent(latents: Array, rotated: Array, cache: KVLayer, ctx: BatchContext) -> None:
+    """Keep the vector [latents[t], rotated[t]] at slot kv_slots[t], as `write_kv` does.
+
+    Shapes: latents (T, C), rotated (T, R); converted to the cache's format.
+    """
+    raise NotImplementedError
+
+
+@op
+def latent_attention(
+    queries: Array, rotated: Array, cache: KVLayer, ctx: BatchContext, *, softmax_scale: float
+) -> Array:
+    """Causal attention of each sequence's queries over its own cached vectors [c, r], which all
+    heads share: y = sum_j softmax_j(z_j) c_j with z_j = softmax_scale * (<q, c_j> + <p, r_j>), and
+    with q and p a head's queries and rotated queries; softmax in float32. What is seen is as of
+    `paged_attention`, and so are paths and what a row depends on.
+
+    Heads' own projections of keys and values are not in here: those of keys are in the queries,
+    those of values come after.
+
+    Shapes: queries (T, H, C), rotated (T, H, R) -> (T, H, C) in queries.dtype.
+    Source: arXiv 2405.04434, section 2.1 and appendix C.
+    """
+    raise NotImplementedError
+
+
+@op
 def copy_blocks(cache: KVLayer, pairs: Sequence[tuple[int, int]]) -> None:
     """For each (source, target), in order: block `target` of the layer becomes a copy of block
     `source`.

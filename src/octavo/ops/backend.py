@@ -12,7 +12,7 @@ import numpy as np
 
 from octavo import machine
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import KVFormat
+from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.ops.array import Array
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.op import Choice
@@ -25,6 +25,10 @@ Role = Literal["table", "matrix", "head", "router", "vector"]
 small errors show more; or for scores that decide, so that it is never quantized), or use it element
 by element.
 """
+
+
+KVShape = tuple[int, int] | LatentShape
+"""What a layer's cache holds of a token: keys and values (G, E) each, or one latent vector."""
 
 
 class StoredArray(Protocol):
@@ -161,19 +165,19 @@ class Backend(Protocol):
         ...
 
     def kv_block_bytes(
-        self, block_size: int, layers: Sequence[tuple[int, int]], kv_format: KVFormat
+        self, block_size: int, layers: Sequence[KVShape], kv_format: KVFormat
     ) -> int:
-        """Memory of one block in the caches of all `layers` of (G, E), padding included."""
+        """Memory of one block in the caches of all `layers`, padding included."""
         ...
 
     def allocate_kv(
         self,
         num_blocks: int,
         block_size: int,
-        layers: Sequence[tuple[int, int]],
+        layers: Sequence[KVShape],
         kv_format: KVFormat,
     ) -> tuple[KVLayer, ...]:
-        """Zeroed caches for `layers` of (G, E). Raises ConfigError if the memory isn't there."""
+        """Zeroed caches for `layers`. Raises ConfigError if the memory isn't there."""
         ...
 
     def batch_context(self, host: HostBatch, kv_layers: tuple[KVLayer, ...]) -> BatchContext: ...

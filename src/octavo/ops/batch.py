@@ -11,8 +11,8 @@ from octavo.ops.array import Array
 
 
 class KVLayer:
-    """One layer's paged cache: keys and values (N, B, G, E), laid out as its backend likes. Only
-    ops of that backend look inside.
+    """One layer's paged cache: keys and values (N, B, G, E), or latent vectors (N, B, C + R), laid
+    out as its backend likes. Only ops of that backend look inside.
     """
 
     __slots__ = ()

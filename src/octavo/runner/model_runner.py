@@ -54,11 +54,11 @@ class ModelRunner:
         self._vocab_size = vocab_size
         self._backend = backend
         self._block_size = block_size
-        heads = model.spec.kv_heads
-        self._num_model_layers = len(heads)
+        shapes = model.spec.kv_shapes
+        self._num_model_layers = len(shapes)
         if speculation is not None:
-            heads += speculation.kv_heads
-        self._kv_layers = backend.allocate_kv(num_blocks, block_size, heads, kv_format)
+            shapes += speculation.kv_heads
+        self._kv_layers = backend.allocate_kv(num_blocks, block_size, shapes, kv_format)
         self._slots = Slots(max_num_seqs, max_model_len, block_size)
         self._sampler = sampler
         self._speculation = speculation

@@ -54,7 +54,7 @@ class DraftModel:
                 f"the draft model ({model.family}) has embeddings of {rows} tokens, but the "
                 f"target's vocabulary has {vocab_size}; draft with a model of the same vocabulary"
             )
-        self.kv_heads = model.spec.kv_heads
+        self.kv_heads = model.spec.kv_shapes
         self._model = model
         self._backend = backend
         self._loop = DraftingLoop(model, backend, sampler, vocab_size=vocab_size)

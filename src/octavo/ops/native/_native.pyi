@@ -69,6 +69,28 @@ class KVCache:
 
 def kv_block_bytes(format: int, block_size: int, heads: int, head_dim: int) -> int: ...
 
+class LatentCache:
+    """As KVCache, of latent vectors."""
+
+    def __init__(
+        self,
+        format: int,
+        num_blocks: int,
+        block_size: int,
+        rank: int,
+        rope_dim: int,
+        shift: float = 0.0,
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def rope_dim(self) -> int: ...
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]], /) -> None: ...
+    def move_kv(self, sources: np.ndarray, targets: np.ndarray, /) -> None:
+        """(M,) int64 each."""
+
+def latent_block_bytes(format: int, block_size: int, rank: int, rope_dim: int) -> int: ...
+
 class RegionTimes:
     def tell(self) -> list[tuple[str, float, float, float]]:
         """Name, nanoseconds, bytes and operations of each region."""
@@ -154,6 +176,10 @@ class Tape:
     ) -> _Place:
         """slopes, sinks: (heads,)."""
 
+    def write_latent(self, latents: _Place, rotated: _Place, cache: LatentCache, /) -> None: ...
+    def latent_attention(
+        self, q: _Place, rotated: _Place, cache: LatentCache, heads: int, softmax_scale: float, /
+    ) -> _Place: ...
     def finish(self, outputs: Sequence[tuple[_Place, int]], /) -> None: ...
     @overload
     def run(

@@ -13,9 +13,9 @@ import numpy as np
 from octavo import machine
 from octavo.core.dtypes import BYTES_PER_VALUE, DTYPE_ALIASES
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import KVFormat
+from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.ops.array import Array
-from octavo.ops.backend import WeightPlan, WeightRequest, cpu_threads
+from octavo.ops.backend import KVShape, WeightPlan, WeightRequest, cpu_threads
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.native import (  # noqa: F401  (importing registers the implementations)
     _native,
@@ -23,7 +23,7 @@ from octavo.ops.native import (  # noqa: F401  (importing registers the implemen
     sampling,
 )
 from octavo.ops.native.array import NativeArray
-from octavo.ops.native.batch import NativeKVLayer, batch_context
+from octavo.ops.native.batch import NativeKVLayer, NativeLatentLayer, batch_context
 from octavo.ops.native.kernel_times import op_seconds
 from octavo.ops.native.recorder import Recorded
 from octavo.ops.native.runtime import Runtime
@@ -116,16 +116,21 @@ class NativeBackend:
         return asked, "set by --kv-cache-dtype"
 
     def kv_block_bytes(
-        self, block_size: int, layers: Sequence[tuple[int, int]], kv_format: KVFormat
+        self, block_size: int, layers: Sequence[KVShape], kv_format: KVFormat
     ) -> int:
         number = _KV_FORMATS[kv_format.dtype]
-        return sum(_native.kv_block_bytes(number, block_size, *heads) for heads in layers)
+        return sum(
+            _native.latent_block_bytes(number, block_size, *shape)
+            if isinstance(shape, LatentShape)
+            else _native.kv_block_bytes(number, block_size, *shape)
+            for shape in layers
+        )
 
     def allocate_kv(
         self,
         num_blocks: int,
         block_size: int,
-        layers: Sequence[tuple[int, int]],
+        layers: Sequence[KVShape],
         kv_format: KVFormat,
     ) -> tuple[KVLayer, ...]:
         number = _KV_FORMATS[kv_format.dtype]
@@ -137,10 +142,10 @@ class NativeBackend:
                 f" {free / 2**30:.2f} GiB are free; lower --kv-cache-memory-bytes"
             )
         return tuple(
-            NativeKVLayer(
-                _native.KVCache(number, num_blocks, block_size, heads, size, index / len(layers))
-            )
-            for index, (heads, size) in enumerate(layers)
+            NativeLatentLayer(_native.LatentCache(number, num_blocks, block_size, *shape, shift))
+            if isinstance(shape, LatentShape)
+            else NativeKVLayer(_native.KVCache(number, num_blocks, block_size, *shape, shift))
+            for shape, shift in zip(layers, np.arange(len(layers)) / len(layers), strict=True)
         )
 
     def batch_context(self, host: HostBatch, kv_layers: tuple[KVLayer, ...]) -> BatchContext:

@@ -17,6 +17,13 @@ class NativeKVLayer(KVLayer):
     memory: _native.KVCache
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeLatentLayer(KVLayer):
+    """memory: the layer's blocks; their layout is LatentCache's in csrc/formats.h."""
+
+    memory: _native.LatentCache
+
+
 def batch_context(
     runtime: Runtime, host: HostBatch, kv_layers: tuple[KVLayer, ...]
 ) -> BatchContext:

@@ -16,7 +16,7 @@ from octavo.ops.batch import HostBatch
 from octavo.ops.experts import Router
 from octavo.ops.native import _native, ops, sampling
 from octavo.ops.native.array import NativeArray
-from octavo.ops.native.batch import NativeKVLayer, batch_context
+from octavo.ops.native.batch import NativeKVLayer, NativeLatentLayer, batch_context
 from octavo.ops.native.recorder import Recorded
 from octavo.ops.native.runtime import Runtime
 from octavo.ops.native.weights import LANES, Format, PackedWeight, pack_rows
@@ -34,7 +34,7 @@ _HOPELESS = 4
 
 # About the sizes of a small model, so that all is in the second-level cache.
 _ROWS, _SIZE = 16, 1024
-_HEADS, _KV_HEADS, _HEAD_SIZE = 8, 2, 64
+_HEADS, _KV_HEADS, _HEAD_SIZE, _RANK = 8, 2, 64, 256
 _CONTEXT, _BLOCK_SIZE = 256, 16
 _VOCABULARY = 32768
 _EXPERTS, _ACTIVE = 32, 4
@@ -239,6 +239,32 @@ def _paged_attention(kv_format: int, queries: int, runtime: Runtime) -> Timer:
     return _on_tape(runtime, attend, _array(runtime, queries, _HEADS, _HEAD_SIZE), ctx)
 
 
+def _latent_cache(runtime: Runtime, kv_format: int, queries: int) -> Any:
+    """As `_cache`, of latent vectors."""
+    host = _cache(runtime, kv_format, queries).host
+    blocks = _CONTEXT // _BLOCK_SIZE
+    memory = _native.LatentCache(kv_format, blocks, _BLOCK_SIZE, _RANK, _HEAD_SIZE)
+    return batch_context(runtime, host, (NativeLatentLayer(memory),))
+
+
+def _write_latent(kv_format: int, runtime: Runtime) -> Timer:
+    ctx = _latent_cache(runtime, kv_format, _ROWS)
+    layer = ctx.kv_layers[0]
+    arrays = (_array(runtime, _ROWS, size) for size in (_RANK, _HEAD_SIZE))
+    return _on_tape(runtime, lambda c, r, ctx: ops.write_latent(c, r, layer, ctx), *arrays, ctx)
+
+
+def _latent_attention(kv_format: int, queries: int, runtime: Runtime) -> Timer:
+    ctx = _latent_cache(runtime, kv_format, queries)
+    layer = ctx.kv_layers[0]
+
+    def attend(q: NativeArray, rotated: NativeArray, ctx: Any) -> NativeArray:
+        return ops.latent_attention(q, rotated, layer, ctx, softmax_scale=0.1)
+
+    arrays = (_array(runtime, queries, _HEADS, size) for size in (_RANK, _HEAD_SIZE))
+    return _on_tape(runtime, attend, *arrays, ctx)
+
+
 def _sample(temperature: float, runtime: Runtime) -> Timer:
     logits, ones = _array(runtime, 1, _VOCABULARY), np.ones(1, np.float32)
     settings = (temperature * ones, np.zeros(1, np.int64), 0.9 * ones, 0 * ones, np.full(1, 0.5))
@@ -286,6 +312,12 @@ CASES: dict[str, Sequence[Callable[[Runtime], Timer]]] = {
     "write_kv": [functools.partial(_write_kv, kv_format) for kv_format in (1, 2)],
     "paged_attention": [
         functools.partial(_paged_attention, kv_format, queries)
+        for kv_format in (1, 2)
+        for queries in (1, 16)
+    ],
+    "write_latent": [functools.partial(_write_latent, kv_format) for kv_format in (1, 2)],
+    "latent_attention": [
+        functools.partial(_latent_attention, kv_format, queries)
         for kv_format in (1, 2)
         for queries in (1, 16)
     ],

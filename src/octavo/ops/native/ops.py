@@ -15,7 +15,7 @@ from octavo.ops.batch import BatchContext
 from octavo.ops.experts import Gate, Router
 from octavo.ops.native import _native
 from octavo.ops.native.array import NativeArray, Place
-from octavo.ops.native.batch import NativeKVLayer
+from octavo.ops.native.batch import NativeKVLayer, NativeLatentLayer
 from octavo.ops.native.recorder import Recorder, Recording
 from octavo.ops.native.weights import LANES, PackedWeight, pack_rows
 from octavo.ops.op import Op, Target, implements
@@ -340,6 +340,42 @@ def paged_attention(
         None if sinks is None else recorder.keep(sinks.values),
     )
     return recorder.at(ref, queries.shape[1:])
+
+
+@native(ops.write_latent, "latents", "rotated", "ctx")
+def write_latent(
+    latents: NativeArray, rotated: NativeArray, cache: NativeLatentLayer, ctx: BatchContext
+) -> None:
+    recorder = _recorder(latents)
+    recorder.kept.append(cache)
+    recorder.tape.write_latent(latents.ref, rotated.ref, cache.memory)
+
+
+@native(ops.latent_attention, "queries", "rotated", "ctx")
+def latent_attention(
+    queries: NativeArray,
+    rotated: NativeArray,
+    cache: NativeLatentLayer,
+    ctx: BatchContext,
+    *,
+    softmax_scale: float,
+) -> NativeArray:
+    recorder = _recorder(queries)
+    recorder.kept.append(cache)
+    ref = recorder.tape.latent_attention(
+        queries.ref, rotated.ref, cache.memory, queries.shape[1], softmax_scale
+    )
+    return recorder.at(ref, queries.shape[1:])
+
+
+@native(ops.copy_blocks, array_type=NativeLatentLayer, isas=NO_KERNEL)
+def copy_latent_blocks(cache: NativeLatentLayer, pairs: Sequence[tuple[int, int]]) -> None:
+    cache.memory.copy_blocks(list(pairs))
+
+
+@native(ops.move_kv, array_type=NativeLatentLayer, isas=NO_KERNEL)
+def move_latents(cache: NativeLatentLayer, sources: np.ndarray, targets: np.ndarray) -> None:
+    cache.memory.move_kv(sources, targets)
 
 
 @native(ops.copy_blocks, array_type=NativeKVLayer, isas=NO_KERNEL)

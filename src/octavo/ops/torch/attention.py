@@ -19,6 +19,7 @@ from octavo.core.errors import InvariantError
 from octavo.ops.batch import BatchContext
 from octavo.ops.op import implements
 from octavo.ops.torch.attention_plan import (
+    AttentionPlan,
     ChunkPlan,
     DecodePlan,
     Keys,
@@ -26,7 +27,7 @@ from octavo.ops.torch.attention_plan import (
     Planner,
     padded_rows,
 )
-from octavo.ops.torch.batch import TorchBatchContext, TorchKVLayer
+from octavo.ops.torch.batch import TorchBatchContext, TorchKVLayer, TorchLatentLayer
 
 
 @implements(ops.write_kv, backend="torch", array_type=torch.Tensor)
@@ -47,11 +48,34 @@ def copy_blocks(cache: TorchKVLayer, pairs: Sequence[tuple[int, int]]) -> None:
 
 @implements(ops.move_kv, backend="torch", array_type=TorchKVLayer)
 def move_kv(cache: TorchKVLayer, sources: np.ndarray, targets: np.ndarray) -> None:
-    device = cache.keys.device
-    source, target = (torch.from_numpy(slots).to(device) for slots in (sources, targets))
-    for array in (cache.keys, cache.values):
-        tokens = array.view(-1, *array.shape[2:])
-        tokens.index_copy_(0, target, tokens.index_select(0, source))
+    _move(cache.keys, sources, targets)
+    _move(cache.values, sources, targets)
+
+
+def _move(array: torch.Tensor, sources: np.ndarray, targets: np.ndarray) -> None:
+    source, target = (torch.from_numpy(slots).to(array.device) for slots in (sources, targets))
+    tokens = array.view(-1, *array.shape[2:])
+    tokens.index_copy_(0, target, tokens.index_select(0, source))
+
+
+@implements(ops.write_latent, backend="torch", array_type=torch.Tensor)
+def write_latent(
+    latents: torch.Tensor, rotated: torch.Tensor, cache: TorchLatentLayer, ctx: BatchContext
+) -> None:
+    slots = cast(TorchBatchContext, ctx).kv_slots
+    vectors = torch.cat([latents, rotated], dim=1).to(cache.vectors.dtype)
+    cache.vectors.view(-1, vectors.shape[1]).index_copy_(0, slots, vectors)
+
+
+@implements(ops.copy_blocks, backend="torch", array_type=TorchLatentLayer)
+def copy_latent_blocks(cache: TorchLatentLayer, pairs: Sequence[tuple[int, int]]) -> None:
+    for source, target in pairs:
+        cache.vectors[target] = cache.vectors[source]
+
+
+@implements(ops.move_kv, backend="torch", array_type=TorchLatentLayer)
+def move_latents(cache: TorchLatentLayer, sources: np.ndarray, targets: np.ndarray) -> None:
+    _move(cache.vectors, sources, targets)
 
 
 class _Scoring(NamedTuple):
@@ -91,13 +115,14 @@ class _Scoring(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A layer's keys and values (N, B, G, E), with buffers to copy them into and the dtype that
-    they should have.
+    """A layer's keys and values (N, B, G, E), or one array that is both, with buffers to copy them
+    into, the dtype that they should have, and how many of a vector's values are the value.
     """
 
-    arrays: tuple[torch.Tensor, torch.Tensor]
+    arrays: tuple[torch.Tensor, ...]
     buffers: list[torch.Tensor]
     dtype: torch.dtype
+    value_dim: int
 
     def gather(self, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of the stretches, (n, G, L, E) each, valid until the next call."""
@@ -110,7 +135,7 @@ class _Source(NamedTuple):
                 copy.index_fill_(0, keys.hidden, 0.0)
             stretches = copy.view(keys.count, keys.length, *array.shape[2:])
             copies.append(stretches.transpose(1, 2).to(self.dtype))
-        return copies[0], copies[1]
+        return copies[0], copies[-1][..., : self.value_dim]
 
 
 @implements(ops.paged_attention, backend="torch", array_type=torch.Tensor)
@@ -142,14 +167,20 @@ def paged_attention(
         plan = ctx.plans[key] = Planner(ctx.host, key).plan()
         shape = (plan.max_copy_tokens, kv_heads, head_dim)
         plan.buffers[:] = [cache.keys.new_empty(shape) for _ in range(2)]
-    source = _Source((cache.keys, cache.values), plan.buffers, queries.dtype)
+    source = _Source((cache.keys, cache.values), plan.buffers, queries.dtype, head_dim)
     scoring = _Scoring(
         softmax_scale,
         softcap,
         None if slopes is None else _slopes(tuple(slopes), queries.device).view(kv_heads, -1),
         None if sinks is None else sinks.float().view(kv_heads, -1),
     )
-    y = torch.empty_like(queries)
+    return _attention(queries, source, plan, scoring)
+
+
+def _attention(
+    queries: torch.Tensor, source: _Source, plan: AttentionPlan, scoring: _Scoring
+) -> torch.Tensor:
+    y = queries.new_empty(*queries.shape[:2], source.value_dim)
     if plan.decode is not None:
         y.index_copy_(0, plan.decode.rows, _decode(queries, source, plan.decode, scoring))
     for chunk in plan.chunks:
@@ -157,6 +188,37 @@ def paged_attention(
             queries[chunk.start : chunk.stop], source, chunk, scoring
         )
     return y
+
+
+@implements(ops.latent_attention, backend="torch", array_type=torch.Tensor)
+def latent_attention(
+    queries: torch.Tensor,
+    rotated: torch.Tensor,
+    cache: TorchLatentLayer,
+    ctx: BatchContext,
+    *,
+    softmax_scale: float,
+) -> torch.Tensor:
+    """Vectors are keys of one head that all query heads share, and their first part its values."""
+    if not isinstance(ctx, TorchBatchContext):
+        raise InvariantError("torch attention needs a context made by TorchBackend.batch_context")
+    vectors = cache.vectors
+    key = PlanKey(
+        window=None,
+        block_size=vectors.shape[1],
+        queries_per_kv=queries.shape[1],
+        token_bytes=vectors.shape[2] * vectors.element_size(),
+        dtype=queries.dtype,
+        device=queries.device,
+        is_latent=True,
+    )
+    plan = ctx.plans.get(key)
+    if plan is None:
+        plan = ctx.plans[key] = Planner(ctx.host, key).plan()
+        plan.buffers[:] = [vectors.new_empty(plan.max_copy_tokens, 1, vectors.shape[2])]
+    source = _Source((vectors.unsqueeze(2),), plan.buffers, queries.dtype, queries.shape[2])
+    scoring = _Scoring(softmax_scale, None, None, None)
+    return _attention(torch.cat([queries, rotated], dim=2), source, plan, scoring)
 
 
 @lru_cache(maxsize=8)
@@ -198,7 +260,8 @@ def _prefill(
     sharing = queries.shape[1] // kv_heads
     split = queries.view(-1, kv_heads, sharing, head_dim)
     q = split.transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
-    output = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    value_shape = (*q.shape[:-1], source.value_dim)
+    output = torch.zeros(value_shape, dtype=torch.float32, device=q.device)
     lse = torch.full(q.shape[:-1], float("-inf"), device=q.device)
     for keys, segments in plan.tiles:
         k, v = source.gather(keys)
@@ -215,7 +278,7 @@ def _prefill(
             else:
                 _merge(output[:, :, rows], lse[:, :, rows], part, part_lse)
     output = scoring.with_sinks(output, lse)
-    heads_last = output.view(kv_heads, -1, sharing, head_dim).transpose(0, 1)
+    heads_last = output.view(kv_heads, -1, sharing, source.value_dim).transpose(0, 1)
     return heads_last.flatten(1, 2).to(queries.dtype)
 
 
@@ -227,7 +290,8 @@ def _attend(
     Shapes: q (n, G, M, E), k, v (n, G, L, E), bias broadcast to (n, 1, M, L), or with slopes to
     (n, G, M, L) -> (n, G, M, E) in float32, (n, G, M) float32. Every row sees at least one key.
     """
-    if not q.is_cpu or scoring.softcap is not None or scoring.slopes is not None:
+    is_plain = scoring.softcap is None and scoring.slopes is None and q.shape[-1] == v.shape[-1]
+    if not q.is_cpu or not is_plain:
         return attend_by_formula(q, k, v, bias, scoring)
     if bias is not None:
         bias = bias.expand(q.shape[0], 1, q.shape[2], k.shape[2])

@@ -40,6 +40,7 @@ times as much memory."""
 class PlanKey(NamedTuple):
     """What a plan depends on besides the batch. queries_per_kv: query heads that share a key head.
     token_bytes: of one token's keys. has_distances: whether to say how far keys are from queries.
+    is_latent: keys and values are the same vectors.
     """
 
     window: int | None
@@ -48,7 +49,8 @@ class PlanKey(NamedTuple):
     token_bytes: int
     dtype: torch.dtype
     device: torch.device
-    has_distances: bool
+    has_distances: bool = False
+    is_latent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ import torch
 from octavo import machine
 from octavo.core.dtypes import BYTES_PER_VALUE, DTYPE_ALIASES
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import KVFormat
+from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.ops import Array
-from octavo.ops.backend import WeightPlan, WeightRequest, cpu_threads
+from octavo.ops.backend import KVShape, WeightPlan, WeightRequest, cpu_threads
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.op import Choice, Target, choose_all
 from octavo.ops.torch import (  # noqa: F401  (importing registers the implementations)
@@ -31,7 +31,7 @@ from octavo.ops.torch import (  # noqa: F401  (importing registers the implement
     rows,
     sampling,
 )
-from octavo.ops.torch.batch import TorchBatchContext, TorchKVLayer
+from octavo.ops.torch.batch import TorchBatchContext, TorchKVLayer, TorchLatentLayer
 from octavo.ops.torch.dtypes import to_array, to_tensor, torch_dtype
 from octavo.ops.torch.weights import TorchWeightPlan
 
@@ -132,21 +132,23 @@ class TorchBackend:
         return dtype, "the model's" if asked == "auto" else "asked for"
 
     def kv_block_bytes(
-        self, block_size: int, layers: Sequence[tuple[int, int]], kv_format: KVFormat
+        self, block_size: int, layers: Sequence[KVShape], kv_format: KVFormat
     ) -> int:
         return block_size * sum(
-            2 * heads * kv_format.bytes_per_head(size) for heads, size in layers
+            kv_format.bytes_per_head(sum(shape))
+            if isinstance(shape, LatentShape)
+            else 2 * shape[0] * kv_format.bytes_per_head(shape[1])
+            for shape in layers
         )
 
     def allocate_kv(
         self,
         num_blocks: int,
         block_size: int,
-        layers: Sequence[tuple[int, int]],
+        layers: Sequence[KVShape],
         kv_format: KVFormat,
     ) -> tuple[KVLayer, ...]:
         item = torch_dtype(kv_format.dtype)
-        shapes = [(num_blocks, block_size, heads, size) for heads, size in layers]
         needed = num_blocks * self.kv_block_bytes(block_size, layers, kv_format)
         free = self.free_memory_bytes()
         if needed > free:
@@ -163,7 +165,13 @@ class TorchBackend:
             num_bytes = math.prod(shape) * item.itemsize
             return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(item).view(shape)
 
-        return tuple(TorchKVLayer(zeros(shape), zeros(shape)) for shape in shapes)
+        def layer(shape: KVShape) -> KVLayer:
+            if isinstance(shape, LatentShape):
+                return TorchLatentLayer(zeros((num_blocks, block_size, sum(shape))))
+            whole = (num_blocks, block_size, *shape)
+            return TorchKVLayer(zeros(whole), zeros(whole))
+
+        return tuple(map(layer, layers))
 
     def batch_context(self, host: HostBatch, kv_layers: tuple[KVLayer, ...]) -> BatchContext:
         return TorchBatchContext(

@@ -22,6 +22,13 @@ class TorchKVLayer(KVLayer):
 
 
 @dataclass(frozen=True, slots=True)
+class TorchLatentLayer(KVLayer):
+    """vectors (N, B, C + R)."""
+
+    vectors: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class TorchBatchContext(BatchContext):
     """kv_slots: the host's, on the device. plans: filled by the first layer of each kind, used by
     the others.
