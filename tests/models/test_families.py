@@ -38,6 +38,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     ),
     "qwen3 with biases": ("qwen3", {"attention_bias": True}),
+    "qwen3_moe, shares of all": ("qwen3_moe", {"norm_topk_prob": False, "attention_bias": True}),
+    "deepseek_v2, groups": (
+        "deepseek_v2",
+        {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "q_lora_rank": 24},
+    ),
+    "deepseek_v3, biases and halves": (
+        "deepseek_v3",
+        {"attention_bias": True, "rope_interleave": False, "norm_topk_prob": False},
+    ),
     "gemma3, pattern": (
         "gemma3_text",
         {"layer_types": None, "sliding_window_pattern": 2, "sliding_window": 16},

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
-EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe")
+EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 """Of mixtures of experts."""
 
 VOCAB_SIZE = 320
@@ -60,6 +60,44 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "moe_intermediate_size": 40,
         "norm_topk_prob": True,
+    },
+    "deepseek_v2": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": None,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.7,
+        },
+    },
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 48,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "num_mtp_layers": 0,
     },
     "gemma3_text": {
         "head_dim": 24,
@@ -114,6 +152,9 @@ def make_checkpoint(
             else:
                 norm_mean = 0.0 if gemma else 1.0  # Gemma multiplies by 1 + weight
                 parameter.copy_(norm_mean + 0.2 * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):  # of routers; a parameter in all but name
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
     write_tokenizer(folder)
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from octavo.core.model_spec import LayerSpec
 from octavo.layers.attention import Attention
+from octavo.layers.latent_attention import LatentAttention
 from octavo.layers.layer import Layer, num_vector_parameters
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.moe import MoE
@@ -21,7 +22,7 @@ class DecoderBlock(Layer):
     def __init__(
         self,
         attention_norm: RMSNorm | None,
-        attention: Attention,
+        attention: Attention | LatentAttention,
         mlp_norm: RMSNorm,
         mlp: GatedMLP | MoE,
         *,

@@ -16,6 +16,16 @@ from octavo.simulator import model_configs
 from octavo.simulator.model_configs import spec_from_config
 from support.configs import LLAMA
 
+_OF_EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+_LATENT = {
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
 _REGISTERED = {
     "LlamaForCausalLM": {"model_type": "llama", "attention_bias": True},
     "MistralForCausalLM": {"model_type": "mistral", "sliding_window": 100},
@@ -26,6 +36,24 @@ _REGISTERED = {
         "max_window_layers": 1,
     },
     "Qwen3ForCausalLM": {"model_type": "qwen3", "tie_word_embeddings": True},
+    "MixtralForCausalLM": {
+        "model_type": "mixtral",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+    },
+    "Qwen2MoeForCausalLM": _OF_EXPERTS
+    | {
+        "model_type": "qwen2_moe",
+        "num_experts": 8,
+        "shared_expert_intermediate_size": 48,
+        "mlp_only_layers": [0],
+    },
+    "Qwen3MoeForCausalLM": _OF_EXPERTS | {"model_type": "qwen3_moe", "num_experts": 8},
+    "DeepseekV2ForCausalLM": _OF_EXPERTS | _LATENT | {"model_type": "deepseek_v2"},
+    "DeepseekV3ForCausalLM": _OF_EXPERTS
+    | _LATENT
+    | {"model_type": "deepseek_v3", "q_lora_rank": 24, "n_group": 4, "topk_group": 2},
     "Gemma3ForCausalLM": {
         "model_type": "gemma3_text",
         "sliding_window": 64,

@@ -1,0 +1,139 @@
+"""Multi-head latent attention: one small vector is cached for all heads."""
+
+from __future__ import annotations
+
+from octavo.core.model_spec import LatentAttentionSpec
+from octavo.layers.layer import Layer, Piece, Weight
+from octavo.layers.linear import Linear
+from octavo.layers.norm import RMSNorm
+from octavo.layers.rope import RopeTable
+from octavo.ops import (
+    Array,
+    BatchContext,
+    head_linear,
+    latent_attention,
+    linear,
+    rotary,
+    split_columns,
+    write_latent,
+)
+
+_NORM_EPS = 1e-6  # of both inner norms, whatever that of the others is
+
+
+class LatentAttention(Layer):
+    """Attention whose heads' keys and values are made of a cached vector c; the product with the
+    matrix of keys is done to the query instead, that with the one of values to what attention
+    gives, so that no head's keys or values ever exist. Source: arXiv 2405.04434, section 2.1.
+
+    index: which of `ctx.kv_layers` is this layer's. is_interleaved: rotary embedding turns
+    dimensions 2i and 2i + 1; at load they are sorted into the halves that the op turns, which
+    changes no product of a query and a key. x (T, D) -> (T, D).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        hidden_size: int,
+        spec: LatentAttentionSpec,
+        rope: RopeTable,
+        *,
+        softmax_scale: float,
+        has_bias: bool = False,
+        is_interleaved: bool = True,
+    ) -> None:
+        self.index = index
+        self.spec = spec
+        self.rope = rope
+        self.softmax_scale = softmax_scale
+        heads, nope, value = spec.num_heads, spec.nope_dim, spec.value_dim
+        queries = heads * (nope + spec.rope_dim)
+
+        def rotated_rows(first: int) -> list[range]:
+            last = first + spec.rope_dim
+            if not is_interleaved:
+                return [range(first, last)]
+            return [range(first, last, 2), range(first + 1, last, 2)]
+
+        self.query_a: Linear | None = None
+        self.query_norm: RMSNorm | None = None
+        stored, inputs = f"{name}.q_proj.weight", hidden_size
+        if spec.query_rank is not None:
+            stored, inputs = f"{name}.q_b_proj.weight", spec.query_rank
+            self.query_a = Linear({f"{name}.q_a_proj": inputs}, hidden_size, has_bias=has_bias)
+            self.query_norm = RMSNorm(f"{name}.q_a_layernorm", inputs, _NORM_EPS)
+        # All heads' parts without positions, then all with.
+        starts = range(0, queries, nope + spec.rope_dim)
+        rows = [range(start, start + nope) for start in starts]
+        rows += [part for start in starts for part in rotated_rows(start + nope)]
+        self.query = Weight(
+            shape=(queries, inputs),
+            role="matrix",
+            pieces=[Piece(stored, (queries, inputs), rows=part) for part in rows],
+        )
+
+        width = spec.kv_rank + spec.rope_dim
+        latent_rows = [range(spec.kv_rank), *rotated_rows(spec.kv_rank)]
+        stored = f"{name}.kv_a_proj_with_mqa"
+        self.latent = Weight(
+            shape=(width, hidden_size),
+            role="matrix",
+            pieces=[
+                Piece(f"{stored}.weight", (width, hidden_size), rows=part) for part in latent_rows
+            ],
+        )
+        self.latent_bias: Weight | None = None
+        if has_bias:
+            self.latent_bias = Weight(
+                shape=(width,),
+                role="vector",
+                pieces=[Piece(f"{stored}.bias", (width,), rows=part) for part in latent_rows],
+            )
+        self.latent_norm = RMSNorm(f"{name}.kv_a_layernorm", spec.kv_rank, _NORM_EPS)
+
+        stored, shape = f"{name}.kv_b_proj.weight", (heads * (nope + value), spec.kv_rank)
+        starts = range(0, shape[0], nope + value)
+        self.of_keys = Weight(
+            shape=(heads * spec.kv_rank, nope),
+            role="matrix",
+            pieces=[
+                Piece(stored, shape, is_transposed=True, columns=range(start, start + nope))
+                for start in starts
+            ],
+        )
+        self.of_values = Weight(
+            shape=(heads * value, spec.kv_rank),
+            role="matrix",
+            pieces=[
+                Piece(stored, shape, rows=range(start + nope, start + nope + value))
+                for start in starts
+            ],
+        )
+        self.output = Linear({f"{name}.o_proj": hidden_size}, heads * value, has_bias=has_bias)
+
+    def __call__(self, x: Array, ctx: BatchContext) -> Array:
+        spec, heads = self.spec, self.spec.num_heads
+        given = x
+        if self.query_a is not None and self.query_norm is not None:
+            given = self.query_norm(self.query_a(x))
+        queries, rotated = split_columns(
+            linear(given, self.query.array), (heads * spec.nope_dim, heads * spec.rope_dim)
+        )
+        rotated = rotary(rotated.reshape(-1, heads, spec.rope_dim), self.rope.array, ctx.positions)
+        bias = None if self.latent_bias is None else self.latent_bias.array
+        latents, keys = split_columns(
+            linear(x, self.latent.array, bias), (spec.kv_rank, spec.rope_dim)
+        )
+        keys = rotary(keys.reshape(-1, 1, spec.rope_dim), self.rope.array, ctx.positions)
+        cache = ctx.kv_layers[self.index]
+        write_latent(self.latent_norm(latents), keys.reshape(-1, spec.rope_dim), cache, ctx)
+        y = latent_attention(
+            head_linear(queries.reshape(-1, heads, spec.nope_dim), self.of_keys.array),
+            rotated,
+            cache,
+            ctx,
+            softmax_scale=self.softmax_scale,
+        )
+        values = head_linear(y, self.of_values.array)
+        return self.output(values.reshape(-1, heads * spec.value_dim))
