@@ -13,7 +13,7 @@ from octavo.config import Config, ModelConfig
 from octavo.core.errors import ConfigError
 from octavo.core.sampling_params import SamplingParams
 from octavo.layers.rope import RopeTable
-from octavo.models import loader
+from octavo.models import stored_piece
 from octavo.ops import OPS
 from octavo.ops.native.backend import NativeBackend
 from octavo.ops.native.ops import ISAS
@@ -112,8 +112,8 @@ def no_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> None:
         raise AssertionError("a weight is read")
 
-    monkeypatch.setattr(loader._Part, "read", read)
-    monkeypatch.setattr(loader._Part, "read_stored", read)
+    monkeypatch.setattr(stored_piece.StoredPiece, "read", read)
+    monkeypatch.setattr(stored_piece.StoredPiece, "read_stored", read)
 
 
 @pytest.mark.usefixtures("no_reads")

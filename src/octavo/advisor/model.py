@@ -17,7 +17,18 @@ from octavo.weights.gguf_config import hf_config
 from octavo.weights.gguf_header import GGUFHeader
 from octavo.weights.source import DEFAULT
 
-OCTAVO_FAMILIES = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+OCTAVO_FAMILIES = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "gemma3_text",
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+)
 """Model types that Octavo runs; a test compares them with the registry of models, which is not
 imported here.
 """

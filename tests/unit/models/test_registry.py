@@ -14,13 +14,7 @@ from support.processor_time import takes_less_than
 
 
 def test_known_architectures() -> None:
-    assert architectures() == (
-        "Gemma3ForCausalLM",
-        "LlamaForCausalLM",
-        "MistralForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-    )
+    assert {"LlamaForCausalLM", "MixtralForCausalLM"} < set(architectures())
 
 
 def test_spec() -> None:
