@@ -47,10 +47,71 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v3",
         {"attention_bias": True, "rope_interleave": False, "norm_topk_prob": False},
     ),
+    "llama, biases in the MLP": ("llama", {"mlp_bias": True}),
+    "gemma2 without caps": (
+        "gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None, "head_dim": 16},
+    ),
     "gemma3, pattern": (
         "gemma3_text",
         {"layer_types": None, "sliding_window_pattern": 2, "sliding_window": 16},
     ),
+    "gemma3, untied, with a cap": (
+        "gemma3_text",
+        {"tie_word_embeddings": False, "final_logit_softcapping": 30.0},
+    ),
+    "phi, norms of heads": ("phi", {"qk_layernorm": True, "num_key_value_heads": 2}),
+    "phi3, a part turns": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
+    ),
+    "gpt2, scores scaled by layer": (
+        "gpt2",
+        {"scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False},
+    ),
+    "gpt2, scores not scaled": ("gpt2", {"scale_attn_weights": False}),
+    "gpt_neox, one after the other": (
+        "gpt_neox",
+        {"use_parallel_residual": False, "attention_bias": False},
+    ),
+    "opt without biases": ("opt", {"enable_bias": False}),
+    "bloom, 6 heads": (
+        "bloom",
+        {
+            "num_attention_heads": 6,
+            "num_key_value_heads": 6,
+            "hidden_size": 96,
+            "intermediate_size": 384,
+        },
+    ),
+    "falcon, one norm": ("falcon", {"num_ln_in_parallel_attn": 1, "bias": True}),
+    "falcon 7B": ("falcon", {"new_decoder_architecture": False, "multi_query": True}),
+    "falcon RW": (
+        "falcon",
+        {
+            "new_decoder_architecture": False,
+            "multi_query": False,
+            "parallel_attn": False,
+            "alibi": True,
+            "bias": True,
+            "num_kv_heads": None,
+        },
+    ),
+    "starcoder2 without biases": (
+        "starcoder2",
+        {"use_bias": False, "sliding_window": None, "tie_word_embeddings": False},
+    ),
+    "stablelm 2": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm 2 12B": ("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
+    "olmo without clipping": ("olmo", {"clip_qkv": None}),
+    "granite, tied": ("granite", {"tie_word_embeddings": True, "attention_bias": True}),
+    "command r+": ("cohere", {"use_qk_norm": True, "attention_bias": True}),
+    "cohere2, pattern": ("cohere2", {"layer_types": None, "sliding_window_pattern": 2}),
+    "smollm3 with windows": (
+        "smollm3",
+        {"use_sliding_window": True, "sliding_window": 20, "no_rope_layer_interval": 2},
+    ),
+    "glm4 without biases": ("glm4", {"attention_bias": False}),
 }
 
 

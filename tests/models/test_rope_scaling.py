@@ -79,6 +79,40 @@ def test_logits_and_spellings(folder: Path, backend: str) -> None:
         assert np.array_equal(logits(folder, backend, len(TOKENS)), new)
 
 
+@pytest.mark.parametrize("context", [64, 128])
+def test_phi3_has_factors_for_short_and_for_long_sequences(tmp_path: Path, context: int) -> None:
+    """The prompt of 100 tokens is longer than the original context of 64, or not than 128."""
+    size = 16
+    factors = np.random.default_rng(4).uniform(1, 3, (2, size // 2)).round(3).tolist()
+    make_checkpoint(
+        "phi3",
+        tmp_path,
+        sliding_window=None,
+        max_position_embeddings=512,
+        original_max_position_embeddings=context,
+        rope_parameters={
+            "rope_type": "longrope",
+            "short_factor": factors[0],
+            "long_factor": factors[1],
+            "rope_theta": 10000.0,
+        },
+    )
+    expected = oracle_logits(load_oracle(tmp_path), TOKENS)
+    new = logits(tmp_path, num_positions=len(TOKENS))
+    np.testing.assert_allclose(new, expected, atol=3e-4, rtol=3e-4)
+    # One set of frequencies for all lengths that are served.
+    assert np.array_equal(new, logits(tmp_path, num_positions=512)) == (context == 64)
+
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    parameters = config.pop("rope_parameters")
+    config["original_max_position_embeddings"] = context
+    config["rope_scaling"] = {k: parameters[k] for k in ("short_factor", "long_factor")}
+    config["rope_scaling"]["type"] = "su"  # as the first models of the family said
+    path.write_text(json.dumps(config))
+    assert np.array_equal(logits(tmp_path, num_positions=len(TOKENS)), new)
+
+
 def test_gemma_scales_its_global_layers_only(tmp_path: Path) -> None:
     parameters = {
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},

@@ -12,7 +12,33 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi",
+    "phi3",
+    "gpt2",
+    "gpt_neox",
+    "opt",
+    "bloom",
+    "falcon",
+    "starcoder2",
+    "stablelm",
+    "olmo",
+    "olmo2",
+    "granite",
+    "cohere",
+    "cohere2",
+    "smollm3",
+    "glm",
+    "glm4",
+)
+"""Those that transformers has a module for."""
 EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 """Of mixtures of experts."""
 
@@ -99,6 +125,37 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "num_mtp_layers": 0,
     },
+    "gemma": {"head_dim": 24},
+    "gemma2": {
+        "head_dim": 24,
+        "num_hidden_layers": 4,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 24,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "phi": {"num_key_value_heads": 4},
+    "phi3": {"sliding_window": 24},
+    "gpt2": {"num_key_value_heads": 4, "n_inner": 96},
+    "gpt_neox": {"num_key_value_heads": 4},
+    "opt": {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64},
+    "bloom": {"num_key_value_heads": 4, "intermediate_size": 256},
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 96},
+    "starcoder2": {"sliding_window": 24},
+    "stablelm": {},
+    "olmo": {"clip_qkv": 1.5},
+    "olmo2": {},
+    "granite": {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 3.0,
+    },
+    "cohere": {"logit_scale": 0.25},
+    "cohere2": {"num_hidden_layers": 4, "sliding_window": 24, "logit_scale": 0.25},
+    "smollm3": {"num_hidden_layers": 4},
+    "glm": {"head_dim": 24},
+    "glm4": {"head_dim": 24},
     "gemma3_text": {
         "head_dim": 24,
         "num_hidden_layers": 4,

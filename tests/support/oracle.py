@@ -10,12 +10,15 @@ import numpy as np
 
 
 def load_oracle(folder: Path) -> Any:
-    """The same checkpoint in transformers, float32, attention spelled out."""
+    """The same checkpoint in transformers, float32, attention spelled out: but for Falcon, which
+    then adds linear biases twice (transformers 5).
+    """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    is_falcon = AutoConfig.from_pretrained(folder).model_type == "falcon"
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder, dtype=torch.float32, attn_implementation="sdpa" if is_falcon else "eager"
     )
     return model.eval()
 

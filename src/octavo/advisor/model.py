@@ -18,16 +18,36 @@ from octavo.weights.gguf_header import GGUFHeader
 from octavo.weights.source import DEFAULT
 
 OCTAVO_FAMILIES = (
+    "bloom",
+    "cohere",
+    "cohere2",
     "deepseek_v2",
     "deepseek_v3",
+    "falcon",
+    "gemma",
+    "gemma2",
     "gemma3_text",
+    "glm",
+    "glm4",
+    "gpt2",
+    "gpt_neox",
+    "granite",
+    "internlm2",
     "llama",
     "mistral",
     "mixtral",
+    "olmo",
+    "olmo2",
+    "opt",
+    "phi",
+    "phi3",
     "qwen2",
     "qwen2_moe",
     "qwen3",
     "qwen3_moe",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
 )
 """Model types that Octavo runs; a test compares them with the registry of models, which is not
 imported here.

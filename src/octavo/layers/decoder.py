@@ -6,28 +6,31 @@ from octavo.core.model_spec import LayerSpec
 from octavo.layers.attention import Attention
 from octavo.layers.latent_attention import LatentAttention
 from octavo.layers.layer import Layer, num_vector_parameters
-from octavo.layers.mlp import GatedMLP
+from octavo.layers.mlp import MLP, GatedMLP
 from octavo.layers.moe import MoE
-from octavo.layers.norm import RMSNorm
-from octavo.ops import Array, BatchContext, add
+from octavo.layers.norm import Norm
+from octavo.ops import Array, BatchContext, add, scale
 
 
 class DecoderBlock(Layer):
     """Attention, then MLP, each normalised before and added to the residual stream x (T, D).
 
-    attention_norm: None where what comes in is not normalised (EAGLE). attention_out_norm,
-    mlp_out_norm: normalise also what is added (Gemma).
+    attention_norm, mlp_norm: None where what comes in is not normalised (EAGLE, OLMo 2).
+    attention_out_norm, mlp_out_norm: normalise also what is added (Gemma). is_parallel: both see
+    the same x, and without an mlp_norm the same normalised x. residual_factor: of what is added.
     """
 
     def __init__(
         self,
-        attention_norm: RMSNorm | None,
+        attention_norm: Norm | None,
         attention: Attention | LatentAttention,
-        mlp_norm: RMSNorm,
-        mlp: GatedMLP | MoE,
+        mlp_norm: Norm | None,
+        mlp: GatedMLP | MLP | MoE,
         *,
-        attention_out_norm: RMSNorm | None = None,
-        mlp_out_norm: RMSNorm | None = None,
+        attention_out_norm: Norm | None = None,
+        mlp_out_norm: Norm | None = None,
+        is_parallel: bool = False,
+        residual_factor: float = 1.0,
     ) -> None:
         self.attention_norm = attention_norm
         self.attention = attention
@@ -35,6 +38,8 @@ class DecoderBlock(Layer):
         self.mlp_norm = mlp_norm
         self.mlp = mlp
         self.mlp_out_norm = mlp_out_norm
+        self.is_parallel = is_parallel
+        self.residual_factor = residual_factor
 
     @property
     def spec(self) -> LayerSpec:
@@ -42,11 +47,17 @@ class DecoderBlock(Layer):
 
     def __call__(self, x: Array, ctx: BatchContext) -> Array:
         attended = x if self.attention_norm is None else self.attention_norm(x)
-        update = self.attention(attended, ctx)
-        if self.attention_out_norm is not None:
-            update = self.attention_out_norm(update)
-        x = add(x, update)
-        update = self.mlp(self.mlp_norm(x))
-        if self.mlp_out_norm is not None:
-            update = self.mlp_out_norm(update)
+        y = self._sum(x, self.attention(attended, ctx), self.attention_out_norm)
+        given = x if self.is_parallel else y
+        if self.mlp_norm is not None:
+            given = self.mlp_norm(given)
+        elif self.is_parallel:
+            given = attended
+        return self._sum(y, self.mlp(given), self.mlp_out_norm)
+
+    def _sum(self, x: Array, update: Array, norm: Norm | None) -> Array:
+        if norm is not None:
+            update = norm(update)
+        if self.residual_factor != 1.0:
+            update = scale(update, self.residual_factor)
         return add(x, update)

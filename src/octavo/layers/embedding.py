@@ -1,9 +1,9 @@
-"""Token embedding."""
+"""Tokens and positions as vectors."""
 
 from __future__ import annotations
 
-from octavo.layers.layer import Layer, Weight
-from octavo.ops import Array, embedding, scale
+from octavo.layers.layer import Layer, Piece, Weight
+from octavo.ops import Array, add, embedding, scale
 
 
 class Embedding(Layer):
@@ -18,3 +18,20 @@ class Embedding(Layer):
     def __call__(self, token_ids: Array) -> Array:
         rows = embedding(self.table.array, token_ids)
         return rows if self.factor is None else scale(rows, self.factor)
+
+
+class LearnedPositions(Layer):
+    """Adds each token's row of a table of positions. unused: rows that the checkpoint has before
+    that of position 0. x (T, D), positions (T,) -> (T, D).
+    """
+
+    def __init__(self, name: str, num_positions: int, hidden_size: int, *, unused: int = 0) -> None:
+        stored = unused + num_positions
+        self.table = Weight(
+            shape=(num_positions, hidden_size),
+            role="vector",
+            pieces=[Piece(name, (stored, hidden_size), rows=range(unused, stored))],
+        )
+
+    def __call__(self, x: Array, positions: Array) -> Array:
+        return add(x, embedding(self.table.array, positions))

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from octavo.layers.embedding import Embedding
 from octavo.layers.layer import Layer, Weight
-from octavo.ops import Array, linear, take_rows
+from octavo.ops import Array, linear, scale, softcap, take_rows
 
 
 class Head(Layer):
     """The language-model head of some rows. hidden (T, D), rows (R,) int64 -> logits (R, V).
 
-    name: of its own weight; None ties it to the embedding's table.
+    name: of its own weight; None ties it to the embedding's table. bias: its name, if there is one.
+    factor: that logits are multiplied by. cap: that they are then kept below, softly.
     """
 
-    def __init__(self, embedding: Embedding, name: str | None) -> None:
+    def __init__(
+        self,
+        embedding: Embedding,
+        name: str | None,
+        *,
+        bias: str | None = None,
+        factor: float = 1.0,
+        cap: float | None = None,
+    ) -> None:
         table = embedding.table
         self.is_tied = name is None
         names = table.names if name is None else (name,)
         self.weight = Weight(*names, shape=table.shape, role="head")
+        self.bias = None if bias is None else Weight(bias, shape=table.shape[:1], role="vector")
+        self.factor = factor
+        self.cap = cap
 
     def __call__(self, hidden: Array, rows: Array) -> Array:
-        return linear(take_rows(hidden, rows), self.weight.array)
+        bias = None if self.bias is None else self.bias.array
+        logits = linear(take_rows(hidden, rows), self.weight.array, bias)
+        if self.factor != 1.0:
+            logits = scale(logits, self.factor)
+        return logits if self.cap is None else softcap(logits, self.cap)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from octavo.layers.layer import Layer, Weight
+from octavo.layers.layer import Layer, Piece, Weight
 from octavo.ops import Array, linear
 
 
@@ -13,7 +13,9 @@ class Linear(Layer):
 
     outputs: name of each projection ("model.layers.0.mlp.up_proj") and its number of columns, side
     by side in this order. columns: as of `Weight`, where this is what wider projections do with a
-    part of their input. x (T, in_features) -> (T, sum(outputs.values())).
+    part of their input. order: rows of these projections, where they don't come one after another.
+    is_transposed: checkpoints have matrices as (in_features, columns). x (T, in_features) -> (T,
+    sum(outputs.values())).
     """
 
     def __init__(
@@ -23,16 +25,22 @@ class Linear(Layer):
         *,
         has_bias: bool = False,
         columns: tuple[int, int] | None = None,
+        order: Sequence[tuple[str, range]] | None = None,
+        is_transposed: bool = False,
     ) -> None:
-        rows = tuple(outputs.values())
-        names = tuple(f"{name}.weight" for name in outputs)
-        self.weight = Weight(
-            *names, shape=(sum(rows), in_features), role="matrix", rows=rows, columns=columns
-        )
+        taken: Sequence[tuple[str, range | None]] = order or [(name, None) for name in outputs]
+        width = in_features if columns is None else columns[1]
+        part = None if columns is None else range(columns[0], columns[0] + in_features)
+        pieces = []
+        for name, rows in taken:
+            shape = (outputs[name], width)[:: -1 if is_transposed else 1]
+            pieces.append(Piece(f"{name}.weight", shape, None, is_transposed, rows, part))
+        size = sum(outputs.values())
+        self.weight = Weight(shape=(size, in_features), role="matrix", pieces=pieces)
         self.bias: Weight | None = None
         if has_bias:
-            names = tuple(f"{name}.bias" for name in outputs)
-            self.bias = Weight(*names, shape=(sum(rows),), role="vector", rows=rows)
+            pieces = [Piece(f"{name}.bias", (outputs[name],), rows=rows) for name, rows in taken]
+            self.bias = Weight(shape=(size,), role="vector", pieces=pieces)
 
     def __call__(self, x: Array) -> Array:
         return linear(x, self.weight.array, None if self.bias is None else self.bias.array)

@@ -17,12 +17,14 @@ class RopeTable:
 
     parameters: a config's `rope_parameters` (or `rope_scaling`) with `rope_theta`; the type is
     under "rope_type" or "type". context: the config's max_position_embeddings.
+    size: values of a head that turn, R; not all with a "partial_rotary_factor" below 1.
     max_position: tokens that the scaling reaches. Raises ConfigError for an unknown type, or one
     whose parameters are missing or not positive numbers.
     """
 
     def __init__(self, head_dim: int, parameters: Mapping[str, Any], context: int) -> None:
-        self._parameters = _Parameters(head_dim, parameters, context)
+        self.size = _rotated(head_dim, parameters)
+        self._parameters = _Parameters(self.size, parameters, context)
         self.kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
         if self.kind not in _FREQUENCIES:
             known = ", ".join(_FREQUENCIES)
@@ -32,11 +34,11 @@ class RopeTable:
         self._array: Array | None = None
 
     def frequencies(self, num_positions: int) -> tuple[np.ndarray, float]:
-        """Inverse frequencies (E / 2,) float32, and the factor on cosines and sines."""
+        """Inverse frequencies (R / 2,) float32, and the factor on cosines and sines."""
         return _FREQUENCIES[self.kind](self._parameters, num_positions)
 
     def compute(self, num_positions: int) -> np.ndarray:
-        """(num_positions, E) float32: E / 2 cosines, then E / 2 sines.
+        """(num_positions, R) float32: R / 2 cosines, then R / 2 sines.
 
         In float32 throughout, as models are trained, though angles of far positions lose digits.
         """
@@ -56,11 +58,23 @@ class RopeTable:
         self._array = value
 
 
-class _Parameters:
-    """Checked access to a rope configuration."""
+def _rotated(head_dim: int, parameters: Mapping[str, Any]) -> int:
+    share = parameters.get("partial_rotary_factor", 1.0)
+    is_number = isinstance(share, int | float) and not isinstance(share, bool)
+    size = int(head_dim * share) if is_number and 0 < share <= 1 else 0
+    if size < 2 or size % 2:
+        raise ConfigError(
+            f"partial_rotary_factor {share!r} of heads of {head_dim} must come to an even number of"
+            " values; correct the model's config.json"
+        )
+    return size
 
-    def __init__(self, head_dim: int, values: Mapping[str, Any], context: int) -> None:
-        self.head_dim = head_dim
+
+class _Parameters:
+    """Checked access to a rope configuration. size: values of a head that turn."""
+
+    def __init__(self, size: int, values: Mapping[str, Any], context: int) -> None:
+        self.size = size
         self.context = context
         self._values = values
 
@@ -93,19 +107,21 @@ class _Parameters:
     def original_context(self) -> float:
         return self.number("original_max_position_embeddings", self.context)
 
-    def factors(self) -> np.ndarray:
-        factors = np.asarray(self._values.get("factors", ()), np.float32)
-        if factors.shape != (self.head_dim // 2,) or not (factors > 0).all():
+    def factors(self, key: str) -> np.ndarray:
+        given = self._values.get(key, ())
+        is_list = isinstance(given, list) and all(isinstance(one, int | float) for one in given)
+        factors = np.asarray(given if is_list else (), np.float32)
+        if factors.shape != (self.size // 2,) or not (factors > 0).all():
             raise ConfigError(
-                f"rope type 'freq_factors' needs {self.head_dim // 2} positive 'factors', got an"
-                f" array of shape {factors.shape}"
+                f"rope parameter {key!r} must be {self.size // 2} positive numbers, got"
+                f" {given!r:.80}; correct the model's config.json"
             )
         return factors
 
     def inverse_frequencies(self, theta: float | None = None) -> np.ndarray:
-        """theta ** (-2 e / E), (E / 2,) float32. Source: arXiv 2104.09864, section 3.2.2."""
+        """theta ** (-2 e / R), (R / 2,) float32. Source: arXiv 2104.09864, section 3.2.2."""
         theta = self.theta if theta is None else theta
-        exponents = np.arange(0, self.head_dim, 2, dtype=np.float32) / np.float32(self.head_dim)
+        exponents = np.arange(0, self.size, 2, dtype=np.float32) / np.float32(self.size)
         return np.float32(1.0) / np.float32(theta) ** exponents
 
 
@@ -133,7 +149,7 @@ def _dynamic(parameters: _Parameters, num_positions: int) -> tuple[np.ndarray, f
     One theta for all lengths, since keys in the cache can't be rotated again when a sequence grows.
     Source: arXiv 2309.00071, section 3.3 and appendix A.
     """
-    size, factor = parameters.head_dim, parameters.number("factor")
+    size, factor = parameters.size, parameters.number("factor")
     length = max(num_positions, parameters.context)
     stretch = factor * length / parameters.context - (factor - 1)
     theta = parameters.theta * stretch ** (size / (size - 2))
@@ -163,7 +179,7 @@ def _yarn_factor(parameters: _Parameters) -> float:
 
 def _yarn(parameters: _Parameters, num_positions: int) -> tuple[np.ndarray, float]:
     """Source: arXiv 2309.00071, section 3.2 (ramp) and 3.4 (attention factor)."""
-    size, factor = parameters.head_dim, _yarn_factor(parameters)
+    size, factor = parameters.size, _yarn_factor(parameters)
 
     def dimension(turns: float) -> float:
         """Where a dimension makes this many turns within the original context."""
@@ -196,9 +212,24 @@ def _yarn_attention_factor(parameters: _Parameters, factor: float) -> float:
     return magnitude(top) / magnitude(bottom)
 
 
+def _longrope(parameters: _Parameters, num_positions: int) -> tuple[np.ndarray, float]:
+    """A factor for each frequency, of two sets: one for sequences within the original context, one
+    if any that is served reaches further, since keys in the cache can't be rotated again when a
+    sequence grows. Source: arXiv 2402.13753, section 3, and the reference code of Phi-3.
+    """
+    original = parameters.original_context
+    key = "long_factor" if num_positions > original else "short_factor"
+    inverse = parameters.inverse_frequencies() / parameters.factors(key)
+    given = parameters.optional("attention_factor")
+    if given is not None:
+        return inverse, given
+    stretch = parameters.number("factor", parameters.context / original)
+    return inverse, math.sqrt(1 + max(math.log(stretch), 0.0) / math.log(original))
+
+
 def _freq_factors(parameters: _Parameters, num_positions: int) -> tuple[np.ndarray, float]:
     """Frequencies divided by the factors that GGUF files carry in `rope_freqs`."""
-    return parameters.inverse_frequencies() / parameters.factors(), 1.0
+    return parameters.inverse_frequencies() / parameters.factors("factors"), 1.0
 
 
 _FREQUENCIES: dict[str, Callable[[_Parameters, int], tuple[np.ndarray, float]]] = {
@@ -207,5 +238,6 @@ _FREQUENCIES: dict[str, Callable[[_Parameters, int], tuple[np.ndarray, float]]] 
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
     "freq_factors": _freq_factors,
 }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 from octavo.core.model_spec import ModelSpec
 from octavo.layers.decoder import DecoderBlock
-from octavo.layers.embedding import Embedding
+from octavo.layers.embedding import Embedding, LearnedPositions
 from octavo.layers.head import Head
 from octavo.layers.layer import Layer, num_vector_parameters
-from octavo.layers.norm import RMSNorm
+from octavo.layers.norm import Norm
 from octavo.layers.rope import RopeTable
 from octavo.ops import Array, BatchContext
 
@@ -17,8 +18,10 @@ from octavo.ops import Array, BatchContext
 class CausalLM(Layer):
     """A decoder, from token ids to logits. Has no arrays until `load_weights` gives it some.
 
-    family: the model type. context: positions that its config names. ignored: patterns (fnmatch) of
-    checkpoint tensors that are copies or derived from the config, and may be left unread.
+    family: the model type. context: positions that its config names. positions, embedding_norm:
+    what embeddings go through before the first block. ignored: patterns (fnmatch) of checkpoint
+    tensors that are copies or derived from the config, and may be left unread. renames: as of
+    `models.loader.Weighted`.
     """
 
     def __init__(
@@ -27,19 +30,25 @@ class CausalLM(Layer):
         context: int,
         embedding: Embedding,
         blocks: list[DecoderBlock],
-        norm: RMSNorm,
+        norm: Norm,
         head: Head,
         *,
+        positions: LearnedPositions | None = None,
+        embedding_norm: Norm | None = None,
         ignored: tuple[str, ...] = (),
+        renames: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.family = family
+        self.renames = renames
         self.embedding = embedding
+        self.positions = positions
+        self.embedding_norm = embedding_norm
         self.blocks = blocks
         self.norm = norm
         self.head = head
         self.ignored = (*ignored, "*.rotary_emb.inv_freq")
         if head.is_tied:
-            self.ignored += ("lm_head.weight",)
+            self.ignored += ("*lm_head.weight",)
         ropes = self.rope_tables()
         # A scaled table may reach further than the config says; a plain one beside it has no limit
         # of its own.
@@ -47,7 +56,14 @@ class CausalLM(Layer):
 
     def rope_tables(self) -> list[RopeTable]:
         """Every table once."""
-        return list({id(r): r for r in (b.attention.rope for b in self.blocks)}.values())
+        ropes = [block.attention.rope for block in self.blocks]
+        return list({id(rope): rope for rope in ropes if rope is not None}.values())
+
+    def first_blocks(self, count: int) -> CausalLM:
+        """A model of the same weights that ends after `count` blocks."""
+        part = copy.copy(self)
+        part.blocks = self.blocks[:count]
+        return part
 
     def forward(self, ctx: BatchContext) -> Array:
         """Hidden states after the final norm, (T, D)."""
@@ -58,6 +74,10 @@ class CausalLM(Layer):
         before any further norm: (T, D) each.
         """
         x = self.embedding(ctx.token_ids)
+        if self.positions is not None:
+            x = self.positions(x, ctx.positions)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
         tapped = {}  # only these: whatever has a name keeps its memory
         for index, block in enumerate(self.blocks):
             x = block(x, ctx)
@@ -79,5 +99,6 @@ class CausalLM(Layer):
             max_position=self.max_position,
             layers=tuple(block.spec for block in self.blocks),
             ties_embeddings=self.head.is_tied,
-            num_vector_parameters=num_vector_parameters(self.norm),
+            num_vector_parameters=num_vector_parameters(self)
+            - sum(map(num_vector_parameters, self.blocks)),
         )

@@ -22,7 +22,7 @@ from octavo.weights.mlp_configs import deepseek_experts
 from octavo.weights.model_config import DecoderShape, ModelConfig
 
 
-@register("DeepseekV2ForCausalLM", model_type="deepseek_v2")
+@register("DeepseekV2ForCausalLM", model_type="deepseek_v2", models="DeepSeek-V2")
 def build_2(config: ModelConfig) -> CausalLM:
     config.refuse("norm_topk_prob", "mlp_bias")
     method = config.text("topk_method", "greedy")
@@ -38,7 +38,7 @@ def build_2(config: ModelConfig) -> CausalLM:
     return _decoder("deepseek_v2", config, router)
 
 
-@register("DeepseekV3ForCausalLM", model_type="deepseek_v3")
+@register("DeepseekV3ForCausalLM", model_type="deepseek_v3", models="DeepSeek-V3 and R1")
 def build_3(config: ModelConfig) -> CausalLM:
     router = Router(
         _num_active(config),

@@ -1,20 +1,12 @@
-"""Gemma 3, text only: local and global layers in turn, four norms a block. Source: arXiv
-2503.19786.
+"""Gemma 3, text only: as Gemma 2, with norms of queries and keys in place of soft-capping, and
+local layers that turn faster. Source: arXiv 2503.19786.
 """
 
 from __future__ import annotations
 
-import math
-
-from octavo.core.model_spec import AttentionSpec
-from octavo.layers.attention import Attention
-from octavo.layers.decoder import DecoderBlock
-from octavo.layers.embedding import Embedding
-from octavo.layers.head import Head
-from octavo.layers.mlp import GatedMLP
-from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RopeTable
 from octavo.models.causal_lm import CausalLM
+from octavo.models.gemma2 import decoder
 from octavo.models.registry import register
 from octavo.weights.attention_windows import (
     GLOBAL,
@@ -25,53 +17,20 @@ from octavo.weights.attention_windows import (
 from octavo.weights.model_config import DecoderShape, ModelConfig
 
 
-@register("Gemma3ForCausalLM", model_type="gemma3_text")
+@register("Gemma3ForCausalLM", model_type="gemma3_text", models="Gemma 3 (text)")
 def build(config: ModelConfig) -> CausalLM:
-    config.refuse("attn_logit_softcapping", "final_logit_softcapping")
-    config.refuse("use_bidirectional_attention")
+    config.refuse("attn_logit_softcapping")
     shape = DecoderShape.read(config, head_dim=256, ties_embeddings=True)
-    types = gemma3_layer_types(config, shape.num_layers)
-    windows = gemma3_windows(config, shape.num_layers)
     ropes = _ropes(config, shape)
-    softmax_scale = config.number("query_pre_attn_scalar", 256) ** -0.5
-    bias = config.flag("attention_bias", False)
-    activation = config.text("hidden_activation", "gelu_pytorch_tanh")
-
-    def norm(name: str, size: int = shape.hidden) -> RMSNorm:
-        return RMSNorm(name, size, shape.eps, offset=1.0)  # stored as weight - 1
-
-    def block(index: int) -> DecoderBlock:
-        name, kind = f"model.layers.{index}", types[index]
-        return DecoderBlock(
-            norm(f"{name}.input_layernorm"),
-            Attention(
-                f"{name}.self_attn",
-                index,
-                shape.hidden,
-                AttentionSpec(shape.heads, shape.kv_heads, shape.head_dim, windows[index]),
-                ropes[kind],
-                softmax_scale=softmax_scale,
-                qkv_bias=bias,
-                output_bias=bias,
-                query_norm=norm(f"{name}.self_attn.q_norm", shape.head_dim),
-                key_norm=norm(f"{name}.self_attn.k_norm", shape.head_dim),
-            ),
-            norm(f"{name}.pre_feedforward_layernorm"),
-            GatedMLP(f"{name}.mlp", shape.hidden, shape.inner, activation),
-            attention_out_norm=norm(f"{name}.post_attention_layernorm"),
-            mlp_out_norm=norm(f"{name}.post_feedforward_layernorm"),
-        )
-
-    embedding = Embedding(
-        "model.embed_tokens.weight", shape.vocab, shape.hidden, factor=math.sqrt(shape.hidden)
-    )
-    return CausalLM(
+    return decoder(
         "gemma3_text",
-        shape.context,
-        embedding,
-        [block(index) for index in range(shape.num_layers)],
-        norm("model.norm"),
-        Head(embedding, None if shape.ties_embeddings else "lm_head.weight"),
+        config,
+        shape,
+        gemma3_windows(config, shape.num_layers),
+        [ropes[kind] for kind in gemma3_layer_types(config, shape.num_layers)],
+        has_qk_norm=True,
+        score_cap=None,
+        logit_cap=config.optional_number("final_logit_softcapping"),
     )
 
 

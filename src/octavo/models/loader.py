@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from octavo.core.errors import ConfigError
 from octavo.layers.layer import Weight
 from octavo.models.causal_lm import CausalLM
 from octavo.models.stored_piece import Checkpoint, StoredPiece
 from octavo.ops.backend import WeightRequest
+from octavo.quantization.grouped import GroupedTensor
 
 if TYPE_CHECKING:
     from octavo.ops.backend import Backend, WeightPlan
@@ -22,11 +25,16 @@ MAX_NAMES = 5
 class Weighted(Protocol):
     """The part of a `CausalLM`, or of a draft head, that loading needs.
 
-    family: for messages. ignored: patterns (fnmatch) of tensors that may be left unread.
+    family: for messages. ignored: patterns (fnmatch) of tensors that may be left unread. renames:
+    (theirs, ours): beginnings of names that some checkpoints have in place of the model's; an empty
+    one is that of models saved without their head.
     """
 
     @property
     def family(self) -> str: ...
+
+    @property
+    def renames(self) -> tuple[tuple[str, str], ...]: ...
 
     @property
     def ignored(self) -> tuple[str, ...]: ...
@@ -34,6 +42,31 @@ class Weighted(Protocol):
     def weights(self) -> Iterator[Weight]: ...
 
     def tensors(self) -> Iterator[list[Weight]]: ...
+
+
+class _Renamed:
+    """A `Checkpoint` in which names that begin with `theirs` begin with `ours`."""
+
+    def __init__(self, inner: Checkpoint, theirs: str, ours: str) -> None:
+        self.name = inner.name
+        self._inner = inner
+        self._stored = {
+            ours + name.removeprefix(theirs) if name.startswith(theirs) else name: name
+            for name in inner.tensors
+        }
+        self.tensors = {name: inner.tensors[stored] for name, stored in self._stored.items()}
+
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        return self._inner.read(self._stored[name], rows)
+
+    def read_stored(self, name: str, rows: slice | None = None) -> np.ndarray:
+        return self._inner.read_stored(self._stored[name], rows)
+
+    def grouped(self, name: str) -> GroupedTensor | None:
+        return self._inner.grouped(self._stored[name])
+
+    def content_id(self) -> str:
+        return self._inner.content_id()
 
 
 def plan_weights(
@@ -47,6 +80,9 @@ def plan_weights(
 
     Raises ConfigError that names missing, unexpected and wrongly shaped tensors. Reads none.
     """
+    for theirs, ours in model.renames:
+        if not any(name.startswith(ours) for name in checkpoint.tensors):
+            checkpoint = _Renamed(checkpoint, theirs, ours)
     _check(model, model.weights(), checkpoint)
     requests = [
         WeightRequest(

@@ -9,16 +9,8 @@ from octavo.weights.attention_windows import mistral_windows
 from octavo.weights.model_config import DecoderShape, ModelConfig
 
 
-@register("MistralForCausalLM", model_type="mistral")
+@register("MistralForCausalLM", model_type="mistral", models="Mistral")
 def build(config: ModelConfig) -> CausalLM:
-    config.refuse("layer_types")
+    config.refuse("layer_types", "mlp_bias")
     shape = DecoderShape.read(config)
-    return decoder(
-        "mistral",
-        config,
-        shape,
-        mistral_windows(config, shape.num_layers),
-        qkv_bias=False,
-        output_bias=False,
-        has_qk_norm=False,
-    )
+    return decoder("mistral", config, shape, mistral_windows(config, shape.num_layers))

@@ -11,7 +11,7 @@ from octavo.weights.mlp_configs import experts
 from octavo.weights.model_config import DecoderShape, ModelConfig
 
 
-@register("MixtralForCausalLM", model_type="mixtral")
+@register("MixtralForCausalLM", model_type="mixtral", models="Mixtral")
 def build(config: ModelConfig) -> CausalLM:
     shape = DecoderShape.read(config)
     spec = experts(config, "intermediate_size")

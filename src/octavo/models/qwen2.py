@@ -9,10 +9,8 @@ from octavo.weights.attention_windows import qwen_windows
 from octavo.weights.model_config import DecoderShape, ModelConfig
 
 
-@register("Qwen2ForCausalLM", model_type="qwen2")
+@register("Qwen2ForCausalLM", model_type="qwen2", models="Qwen 2 and 2.5")
 def build(config: ModelConfig) -> CausalLM:
+    config.refuse("mlp_bias")
     shape = DecoderShape.read(config)
-    windows = qwen_windows(config, shape.num_layers)
-    return decoder(
-        "qwen2", config, shape, windows, qkv_bias=True, output_bias=False, has_qk_norm=False
-    )
+    return decoder("qwen2", config, shape, qwen_windows(config, shape.num_layers), qkv_bias=True)

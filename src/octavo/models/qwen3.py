@@ -9,8 +9,9 @@ from octavo.weights.attention_windows import qwen_windows
 from octavo.weights.model_config import DecoderShape, ModelConfig
 
 
-@register("Qwen3ForCausalLM", model_type="qwen3")
+@register("Qwen3ForCausalLM", model_type="qwen3", models="Qwen 3")
 def build(config: ModelConfig) -> CausalLM:
+    config.refuse("mlp_bias")
     bias = config.flag("attention_bias", False)
     shape = DecoderShape.read(config, head_dim=128)
     windows = qwen_windows(config, shape.num_layers)

@@ -15,14 +15,14 @@ from octavo.weights.mlp_configs import qwen_experts
 from octavo.weights.model_config import DecoderShape, ModelConfig
 
 
-@register("Qwen2MoeForCausalLM", model_type="qwen2_moe")
+@register("Qwen2MoeForCausalLM", model_type="qwen2_moe", models="Qwen2-MoE")
 def build_2(config: ModelConfig) -> CausalLM:
     config.refuse("use_sliding_window")
     bias = config.flag("qkv_bias", True)
     return _decoder("qwen2_moe", config, qkv_bias=bias, output_bias=False, has_qk_norm=False)
 
 
-@register("Qwen3MoeForCausalLM", model_type="qwen3_moe")
+@register("Qwen3MoeForCausalLM", model_type="qwen3_moe", models="Qwen3-MoE")
 def build_3(config: ModelConfig) -> CausalLM:
     config.refuse("use_sliding_window")
     bias = config.flag("attention_bias", False)

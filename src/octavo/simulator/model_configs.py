@@ -15,16 +15,19 @@ from octavo.core.model_spec import (
     AttentionSpec,
     LatentAttentionSpec,
     LayerSpec,
-    MLPSpec,
     ModelSpec,
 )
 from octavo.simulator.hybrid_configs import granite_hybrid, nemotron, qwen_hybrid
+from octavo.simulator.layer_norm_configs import LAYER_NORMED
 from octavo.weights.attention_windows import (
     GLOBAL,
     LOCAL,
+    gemma2_windows,
     gemma3_windows,
     mistral_windows,
+    phi3_windows,
     qwen_windows,
+    smollm3_windows,
 )
 from octavo.weights.mlp_configs import (
     MLPs,
@@ -105,7 +108,7 @@ class _Grouped:
     """A family of grouped-query decoders; called, it reads one.
 
     head_dim: where the config says none; None is hidden / heads. qkv_bias, output_bias: None is as
-    attention_bias says, which is bias_default if it is missing. has_head_norms: of queries and
+    the config says at bias_key, or bias_default if it is missing. has_head_norms: of queries and
     keys, over each head. has_wide_norms: over all heads together. num_norms: over the hidden state,
     in a layer. has_sinks: one value a head that takes part in the softmax.
     """
@@ -116,6 +119,7 @@ class _Grouped:
     ties: bool = False
     qkv_bias: bool | None = None
     output_bias: bool | None = None
+    bias_key: str = "attention_bias"
     bias_default: bool = False
     has_head_norms: bool = False
     has_wide_norms: bool = False
@@ -136,7 +140,7 @@ class _Grouped:
     def num_attention_vectors(self, config: ModelConfig, shape: DecoderShape) -> int:
         """Of biases, norms of queries and keys, sinks."""
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        bias = config.flag("attention_bias", self.bias_default)
+        bias = config.flag(self.bias_key, self.bias_default)
         count = 0
         if bias if self.qkv_bias is None else self.qkv_bias:
             count += queries + 2 * keys
@@ -181,32 +185,11 @@ def _deepseek(family: str, config: ModelConfig) -> ModelSpec:
     )
 
 
-def _opt(family: str, config: ModelConfig) -> ModelSpec:
-    """A table of positions, MLPs without gates, biases everywhere. Source: arXiv 2205.01068."""
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    inner, positions = config.integer("ffn_dim"), config.integer("max_position_embeddings")
-    if config.integer("word_embed_proj_dim", hidden) != hidden:
-        raise config.error("word_embed_proj_dim", f"hidden_size, {hidden}")
-    vectors = 4 * hidden + (inner + hidden) + 2 * 2 * hidden
-    layer = LayerSpec(
-        AttentionSpec(heads, heads, hidden // heads), MLPSpec(inner, is_gated=False), vectors
-    )
-    return ModelSpec(
-        family=family,
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden,
-        max_position=positions,
-        layers=(layer,) * config.integer("num_hidden_layers", high=MAX_LAYERS),
-        ties_embeddings=config.flag("tie_word_embeddings", True),
-        # The table begins two rows before the first position.
-        num_vector_parameters=2 * hidden + (positions + 2) * hidden,
-    )
-
-
 _LLAMA = _Grouped()
 _QWEN2 = _Grouped(windows=qwen_windows, qkv_bias=True, output_bias=False)
 _QWEN3 = _Grouped(windows=qwen_windows, head_dim=128, has_head_norms=True)
-_GEMMA = _Grouped(windows=_windows_by_type(2), head_dim=256, ties=True, num_norms=4)
+_GEMMA = _Grouped(windows=gemma2_windows, head_dim=256, ties=True, num_norms=4)
+_GLM = _Grouped(head_dim=128, output_bias=False, bias_default=True)
 
 _FAMILIES: dict[str, Callable[[str, ModelConfig], ModelSpec]] = {
     "llama": _LLAMA,
@@ -227,13 +210,17 @@ _FAMILIES: dict[str, Callable[[str, ModelConfig], ModelSpec]] = {
     "qwen3_next": qwen_hybrid(qwen_experts),
     "qwen3_5_text": qwen_hybrid(dense),
     "qwen3_5_moe_text": qwen_hybrid(qwen_experts),
+    "gemma": _Grouped(head_dim=256, ties=True),
     "gemma2": _GEMMA,
     "gemma3_text": replace(_GEMMA, windows=gemma3_windows, has_head_norms=True),
-    "phi3": _Grouped(windows=mistral_windows, qkv_bias=False, output_bias=False),
+    "phi3": _Grouped(windows=phi3_windows, qkv_bias=False, output_bias=False),
     "olmo2": _Grouped(has_wide_norms=True),
     "olmo3": _Grouped(windows=_windows_by_type(4), has_wide_norms=True),
     "granite": _LLAMA,
-    "smollm3": _Grouped(ties=True),
+    "smollm3": _Grouped(windows=smollm3_windows, ties=True),
+    "internlm2": _Grouped(bias_key="bias"),
+    "glm": _GLM,
+    "glm4": replace(_GLM, num_norms=4),
     "seed_oss": _Grouped(qkv_bias=True, output_bias=False),
     "gpt_oss": _Grouped(
         windows=_windows_by_type(2), mlps=gpt_oss_experts, bias_default=True, has_sinks=True
@@ -244,7 +231,7 @@ _FAMILIES: dict[str, Callable[[str, ModelConfig], ModelSpec]] = {
     "deepseek_v32": _deepseek,
     "kimi_k2": _deepseek,
     "minimax_m2": _Grouped(mlps=minimax_experts, has_wide_norms=True),
-    "opt": _opt,
+    **LAYER_NORMED,
     "nemotron_h": nemotron,
     "granitemoehybrid": granite_hybrid,
 }

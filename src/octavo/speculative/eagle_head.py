@@ -53,6 +53,7 @@ class EagleHead(Protocol):
 
     family: str
     ignored: tuple[str, ...]
+    renames: tuple[tuple[str, str], ...]
     kv_heads: list[tuple[int, int]]
     taps: tuple[int, ...]
     num_features: int
@@ -78,6 +79,7 @@ class Eagle1Head(Layer):
 
     family = "an EAGLE head"
     ignored: tuple[str, ...] = ("embed_tokens.weight", LM_HEAD, "*.rotary_emb.inv_freq")
+    renames: tuple[tuple[str, str], ...] = ()
     taps: tuple[int, ...] = ()
 
     def __init__(
@@ -139,6 +141,7 @@ class Eagle3Head(Layer):
     """EAGLE-3's, with the names of `layers.0`."""
 
     family = "an EAGLE-3 head"
+    renames: tuple[tuple[str, str], ...] = ()
 
     def __init__(
         self,

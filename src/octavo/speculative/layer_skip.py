@@ -63,7 +63,7 @@ class LayerSkip:
             )
         self._num_layers = num_layers
         self._loop = DraftingLoop(
-            _first_layers(target, num_layers), backend, sampler, vocab_size=vocab_size
+            target.first_blocks(num_layers), backend, sampler, vocab_size=vocab_size
         )
 
     def attach(self, slots: Slots, kv_layers: tuple[KVLayer, ...]) -> None:
@@ -81,15 +81,3 @@ class LayerSkip:
 
     def observe(self, step: ComputedStep) -> None:
         pass
-
-
-def _first_layers(model: CausalLM, num_layers: int) -> CausalLM:
-    """A model of the same weights."""
-    return CausalLM(
-        model.family,
-        model.max_position,
-        model.embedding,
-        model.blocks[:num_layers],
-        model.norm,
-        model.head,
-    )

@@ -32,6 +32,7 @@ class MedusaHeads(Layer):
 
     family = "Medusa heads"
     ignored: tuple[str, ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
 
     def __init__(
         self,

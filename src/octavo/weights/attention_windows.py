@@ -42,3 +42,58 @@ def gemma3_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
     window = config.integer("sliding_window", 4096)
     types = gemma3_layer_types(config, num_layers)
     return [window if t == LOCAL else None for t in types]
+
+
+def gemma2_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
+    """As `layer_types` says, or in every other layer from the first on."""
+    window = config.integer("sliding_window", 4096)
+    return _local(config, num_layers, window, every=2)
+
+
+def cohere2_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
+    """As `layer_types` says, or every sliding_window_pattern-th layer is global."""
+    window = config.integer("sliding_window", 4096)
+    return _local(config, num_layers, window, every=config.integer("sliding_window_pattern", 4))
+
+
+def phi3_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
+    """All layers have one window, or none."""
+    return [config.optional_integer("sliding_window")] * num_layers
+
+
+def smollm3_rotates(config: ModelConfig, num_layers: int) -> list[bool]:
+    """Whether each layer has rotary embedding: all but every no_rope_layer_interval-th, or those
+    with a 1 in `no_rope_layers`.
+    """
+    flags = config.values.get("no_rope_layers")
+    if flags is None:
+        every = config.integer("no_rope_layer_interval", 4)
+        return [(index + 1) % every != 0 for index in range(num_layers)]
+    if (
+        not isinstance(flags, list)
+        or len(flags) != num_layers
+        or any(f not in (0, 1) for f in flags)
+    ):
+        raise config.error("no_rope_layers", f"{num_layers} times 0 or 1")
+    return [bool(flag) for flag in flags]
+
+
+def smollm3_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
+    """Off unless use_sliding_window, then as `layer_types` says, or in layers without rotary
+    embedding.
+    """
+    window = config.optional_integer("sliding_window")
+    if not config.flag("use_sliding_window", False) or window is None:
+        return [None] * num_layers
+    types = config.layer_types(num_layers)
+    if types is None:
+        rotates = smollm3_rotates(config, num_layers)
+        types = [GLOBAL if one else LOCAL for one in rotates]
+    return [window if t == LOCAL else None for t in types]
+
+
+def _local(config: ModelConfig, num_layers: int, window: int, *, every: int) -> list[int | None]:
+    types = config.layer_types(num_layers)
+    if types is None:
+        types = [LOCAL if (index + 1) % every else GLOBAL for index in range(num_layers)]
+    return [window if t == LOCAL else None for t in types]

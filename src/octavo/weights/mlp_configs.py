@@ -16,7 +16,8 @@ _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def dense(config: ModelConfig, hidden: int, index: int) -> Feed:
-    return MLPSpec(config.integer("intermediate_size")), 0
+    inner = config.integer("intermediate_size")
+    return MLPSpec(inner), 2 * inner + hidden if config.flag("mlp_bias", False) else 0
 
 
 def mixtral_experts(config: ModelConfig, hidden: int, index: int) -> Feed:

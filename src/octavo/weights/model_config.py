@@ -38,6 +38,12 @@ class ModelConfig:
             raise self.error(key, "a positive number")
         return float(value)
 
+    def optional_number(self, key: str, default: float | None = None) -> float | None:
+        """None where the config says null; the default where it says nothing."""
+        if key not in self.values:
+            return default
+        return None if self.values[key] is None else self.number(key)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default)
         if not isinstance(value, bool):
@@ -74,15 +80,28 @@ class ModelConfig:
             raise self.error("layer_types", f"{num_layers} of {' and '.join(known)}")
         return types
 
+    def under(self, names: Mapping[str, str], **defaults: Any) -> ModelConfig:
+        """The same with keys renamed, from old to new, where the old ones are there. defaults: of
+        what is missing or null then.
+        """
+        values = dict(self.values)
+        for old, new in names.items():
+            if values.get(old) is not None:
+                values[new] = values[old]
+        missing = {key: value for key, value in defaults.items() if values.get(key) is None}
+        return ModelConfig(values | missing)
+
     def rope(
         self,
         layer_type: str | None = None,
         *,
         theta_key: str = "rope_theta",
         default_theta: float = 10000.0,
+        share: float | None = None,
     ) -> dict[str, Any]:
         """Rope parameters, rope_theta among them: of transformers 5 ("rope_parameters", perhaps by
-        layer type) or older ("rope_scaling", with theta outside, at `theta_key`).
+        layer type) or older ("rope_scaling", with theta outside, at `theta_key`). share: of a head
+        that turns where the config says nothing; None refuses a config that says less than 1.
         """
         parameters = self.mapping("rope_parameters")
         if layer_type is not None:
@@ -91,12 +110,14 @@ class ModelConfig:
             parameters = self.mapping("rope_scaling") or parameters
         if parameters.get("rope_theta") is None:
             parameters["rope_theta"] = self.number(theta_key, default_theta)
-        share = parameters.get("partial_rotary_factor", self.values.get("partial_rotary_factor"))
-        if share not in (None, 1):
+        key = "partial_rotary_factor"
+        given = parameters.get(key) or self.values.get(key) or self.values.get("rotary_pct")
+        if share is None and given not in (None, 1):
             raise ConfigError(
-                f"config.json: partial_rotary_factor = {share!r} is not built yet; use a model"
-                " that rotates whole heads"
+                f"config.json: {key} = {given!r}: heads of this family turn as a whole; is this the"
+                " config of another model?"
             )
+        parameters[key] = given or share or 1.0
         return parameters
 
     def mapping(self, key: str) -> dict[str, Any]:
@@ -116,6 +137,37 @@ class ModelConfig:
         )
 
 
+GPT2_KEYS = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+}
+BLOOM_KEYS = {
+    "n_embed": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "seq_length": "max_position_embeddings",
+}
+"""How these families call what others call otherwise."""
+
+
+def falcon_keys(config: ModelConfig) -> ModelConfig:
+    """A Falcon's config with the keys of others. In the older architecture with multi_query there
+    is one key head, whatever num_kv_heads says.
+    """
+    config = config.under(
+        {"ffn_hidden_size": "intermediate_size", "num_kv_heads": "num_key_value_heads"},
+        max_position_embeddings=2048,
+    )
+    config = config.under({}, intermediate_size=4 * config.integer("hidden_size"))
+    is_new = config.flag("new_decoder_architecture", False)
+    if not is_new and config.flag("multi_query", True):
+        return ModelConfig({**config.values, "num_key_value_heads": 1})
+    return config
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
     """The sizes of a decoder: hidden D, inner F, heads H, kv_heads G, head_dim E, vocab V."""
@@ -133,9 +185,17 @@ class DecoderShape:
 
     @classmethod
     def read(
-        cls, config: ModelConfig, *, head_dim: int | None = None, ties_embeddings: bool = False
+        cls,
+        config: ModelConfig,
+        *,
+        head_dim: int | None = None,
+        ties_embeddings: bool = False,
+        eps_key: str = "rms_norm_eps",
+        eps: float = 1e-6,
     ) -> DecoderShape:
-        """head_dim, ties_embeddings: the family's defaults; None is hidden / heads."""
+        """head_dim, ties_embeddings, eps: the family's defaults; None is hidden / heads. eps_key:
+        where its configs have what norms add to the variance.
+        """
         hidden = config.integer("hidden_size")
         heads = config.integer("num_attention_heads")
         kv_heads = config.integer("num_key_value_heads", heads)
@@ -153,12 +213,16 @@ class DecoderShape:
             head_dim=size,
             vocab=config.integer("vocab_size"),
             context=config.integer("max_position_embeddings"),
-            eps=config.number("rms_norm_eps", 1e-6),
+            eps=config.number(eps_key, eps),
             ties_embeddings=config.flag("tie_word_embeddings", ties_embeddings),
         )
 
-    def model_spec(self, family: str, layers: Sequence[LayerSpec]) -> ModelSpec:
-        """Of a model with these layers and a norm behind the last one."""
+    def model_spec(
+        self, family: str, layers: Sequence[LayerSpec], num_vectors: int | None = None
+    ) -> ModelSpec:
+        """Of a model with these layers. num_vectors: parameters outside of them that are no
+        matrices; None is a norm behind the last one.
+        """
         return ModelSpec(
             family=family,
             vocab_size=self.vocab,
@@ -166,5 +230,5 @@ class DecoderShape:
             max_position=self.context,
             layers=tuple(layers),
             ties_embeddings=self.ties_embeddings,
-            num_vector_parameters=self.hidden,
+            num_vector_parameters=self.hidden if num_vectors is None else num_vectors,
         )

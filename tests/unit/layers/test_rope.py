@@ -57,7 +57,7 @@ def test_freq_factors_divide_the_frequencies() -> None:
     ("parameters", "message"),
     [
         ({"rope_type": "spiral"}, "'spiral' is not built yet.*default, linear, dynamic.*yarn"),
-        ({"type": "longrope"}, "'longrope' is not built yet"),
+        ({"type": "longrope"}, "'short_factor' must be 8 positive numbers"),
         ({"rope_type": "linear"}, "'factor' must be a positive number, got None"),
         ({"rope_type": "linear", "factor": -2}, "'factor'.*-2"),
         ({"rope_type": "linear", "factor": float("nan")}, "'factor'.*nan"),
@@ -67,8 +67,11 @@ def test_freq_factors_divide_the_frequencies() -> None:
             "'high_freq_factor'.*above",
         ),
         ({"rope_theta": 1.0}, "rope_theta must be above 1"),
-        ({"rope_type": "freq_factors", "factors": [1.0]}, "needs 8 positive 'factors'"),
-        ({"rope_type": "freq_factors", "factors": [0.0] * 8}, "needs 8 positive 'factors'"),
+        ({"rope_type": "freq_factors", "factors": [1.0]}, "'factors' must be 8 positive numbers"),
+        (
+            {"rope_type": "freq_factors", "factors": [0.0] * 8},
+            "'factors' must be 8 positive numbers",
+        ),
     ],
 )
 def test_bad_parameters_are_refused(parameters: dict[str, Any], message: str) -> None:

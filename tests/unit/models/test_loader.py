@@ -75,7 +75,7 @@ def test_fused_projections_are_stacked_in_order(checkpoint: MemoryCheckpoint) ->
 
 def test_a_weight_may_be_some_columns_of_wider_tensors(checkpoint: MemoryCheckpoint) -> None:
     class Halves(Layer):
-        family, ignored = "halves", ("*",)
+        family, ignored, renames = "halves", ("*",), ()
 
         def __init__(self) -> None:
             self.left = Linear({"a": 3, "b": 2}, 4, columns=(0, 10))
@@ -116,7 +116,7 @@ def test_a_weight_may_be_made_of_pieces_of_tensors(
     piece: Piece, expected: Callable[[np.ndarray], np.ndarray]
 ) -> None:
     class Parts(Layer):
-        family, ignored = "parts", ("*",)
+        family, ignored, renames = "parts", ("*",), ()
 
         def __init__(self) -> None:
             rows, *rest = piece.part_shape

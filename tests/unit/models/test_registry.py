@@ -14,7 +14,7 @@ from support.processor_time import takes_less_than
 
 
 def test_known_architectures() -> None:
-    assert {"LlamaForCausalLM", "MixtralForCausalLM"} < set(architectures())
+    assert {"LlamaForCausalLM", "MixtralForCausalLM", "GPT2LMHeadModel"} < set(architectures())
 
 
 def test_spec() -> None:
@@ -67,7 +67,7 @@ def test_gemma_layers_alternate() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["PhiForCausalLM"]}, "PhiForCausalLM is not built yet.*LlamaFor"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not built yet.*LlamaFor"),
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, "Gemma3ForConditionalGeneration"),
         ({"architectures": None, "model_type": "rwkv"}, "'rwkv' is not built yet.*Qwen3For"),
         ({"architectures": [], "model_type": None}, "model_type None"),
@@ -80,8 +80,12 @@ def test_gemma_layers_alternate() -> None:
         ({"rms_norm_eps": 0}, "rms_norm_eps must be a positive number"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"hidden_act": "relu"}, "activation 'relu' is unknown"),
-        ({"mlp_bias": True}, "mlp_bias = True is not built yet"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not built yet"),
+        ({"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True}, "mlp_bias = True is not built"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: heads of this family turn"),
+        (
+            {"architectures": ["PhiForCausalLM"], "partial_rotary_factor": 0.05},
+            "partial_rotary_factor 0.05 of heads of 16 must come to an even number",
+        ),
         ({"rope_scaling": {"rope_type": "mrope"}}, "rope type 'mrope' is not built yet"),
         ({"rope_scaling": ["yarn"]}, "rope_scaling must be an object"),
         (
@@ -90,8 +94,17 @@ def test_gemma_layers_alternate() -> None:
             "layer_types must be 2 of full_attention and sliding_attention",
         ),
         (
-            {"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0},
-            "final_logit_softcapping = 30.0 is not built yet",
+            {"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 30.0},
+            "attn_logit_softcapping = 30.0 is not built yet",
+        ),
+        (
+            {"architectures": ["OPTForCausalLM"], "ffn_dim": 96, "do_layer_norm_before": False},
+            "do_layer_norm_before = false, as OPT-350M has it, is not built; use another size",
+        ),
+        (
+            {"architectures": ["Phi3ForCausalLM"]}
+            | {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0]}},
+            "rope parameter .short_factor. must be 8 positive numbers",
         ),
     ],
 )
