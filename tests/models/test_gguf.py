@@ -5,6 +5,7 @@ the bits they are stored in (QNT-05, QNT-07).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -16,7 +17,7 @@ from octavo.weights import open_checkpoint
 from support.backends import BACKENDS, cpu_backend
 from support.checkpoints import VOCAB_SIZE, make_checkpoint
 from support.forward import Forward, load_model
-from support.gguf_files import write_gguf
+from support.gguf_files import GGUF_FAMILIES, write_gguf
 from support.oracle import load_oracle, oracle_logits
 
 LLAMA3_ROPE = {
@@ -41,6 +42,56 @@ def test_qnt_05_rope_freqs_are_applied(tmp_path: Path, backend: str) -> None:
     expected = oracle_logits(load_oracle(folder), TOKENS)
     for source in (write_gguf(folder, tmp_path / "llama3.gguf"), folder):
         np.testing.assert_allclose(logits(source, backend), expected, atol=3e-4, rtol=3e-4)
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in GGUF_FAMILIES},
+    # Files don't say what scores are scaled by.
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 24}),
+    "gemma3_text": ("gemma3_text", {"query_pre_attn_scalar": 24}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "gemma2 without caps": (
+        "gemma2",
+        {
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "query_pre_attn_scalar": 24,
+        },
+    ),
+    "gpt_neox, one after the other": ("gpt_neox", {"use_parallel_residual": False}),
+    "falcon 7B": (
+        "falcon",
+        {"new_decoder_architecture": False, "multi_query": True, "num_kv_heads": 1},
+    ),
+    "falcon, one norm": ("falcon", {"num_ln_in_parallel_attn": 1}),
+    "phi3, long": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 64,
+            "sliding_window": None,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "short_factor": [1.0 + i / 8 for i in range(8)],
+                "long_factor": [1.5 + i / 4 for i in range(8)],
+                "rope_theta": 10000.0,
+            },
+        },
+    ),
+    "stablelm 2": ("stablelm", {"use_qkv_bias": True}),
+    "olmo without clipping": ("olmo", {"clip_qkv": None}),
+    "command r+": ("cohere", {"use_qk_norm": True}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_are_those_of_the_checkpoint_that_was_converted(
+    tmp_path: Path, variant: str
+) -> None:
+    family, overrides = VARIANTS[variant]
+    folder = make_checkpoint(family, tmp_path / "model", **overrides)
+    expected = oracle_logits(load_oracle(folder), TOKENS)
+    path = write_gguf(folder, tmp_path / "model.gguf")
+    np.testing.assert_allclose(logits(path, "native"), expected, atol=3e-4, rtol=3e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text"])

@@ -19,8 +19,28 @@ _ARCHITECTURES = {
     "mistral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "phi": "phi2",
+    "phi3": "phi3",
+    "gpt2": "gpt2",
+    "gpt_neox": "gptneox",
+    "bloom": "bloom",
+    "falcon": "falcon",
+    "starcoder2": "starcoder2",
+    "stablelm": "stablelm",
+    "olmo": "olmo",
+    "olmo2": "olmo2",
+    "granite": "granite",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "smollm3": "smollm3",
+    "glm4": "glm4",
 }
+GGUF_FAMILIES = tuple(_ARCHITECTURES)
+_PERMUTED = ("llama", "olmo", "granite", "smollm3")
+"""Whose rotary embedding pairs neighbours in llama.cpp, and not in transformers."""
 
 
 def write_gguf(
@@ -54,9 +74,13 @@ def write_gguf(
             type_name = embedding_type
         ggml_type = gguf.GGMLQuantizationType[type_name]
         writer.add_tensor(name, gguf.quants.quantize(array, ggml_type), raw_dtype=ggml_type)
-    rope = config["rope_parameters"]
+    rope = config.get("rope_parameters", {})
     if rope.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, config["head_dim"]))
+    for kind in ("long", "short"):
+        if f"{kind}_factor" in rope:
+            factors = np.array(rope[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -78,36 +102,70 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 
 def _metadata(config: dict[str, Any], architecture: str) -> dict[str, Any]:
-    rope = config["rope_parameters"]
+    def number(*names: str) -> Any:
+        return next(config[name] for name in names if config.get(name) is not None)
+
+    rope = config.get("rope_parameters", {})
     global_rope = rope.get("full_attention", rope)
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    hidden = number("hidden_size", "n_embd")
+    heads = number("num_attention_heads", "n_head")
+    head_dim = config.get("head_dim") or hidden // heads
     keys: dict[str, Any] = {
-        "block_count": config["num_hidden_layers"],
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
+        "block_count": number("num_hidden_layers", "n_layer"),
+        "context_length": config.get("max_position_embeddings") or config.get("n_positions", 2048),
+        "embedding_length": hidden,
+        "feed_forward_length": number("ffn_hidden_size", "n_inner", "intermediate_size"),
+        "attention.head_count": heads,
+        "attention.head_count_kv": config.get("num_kv_heads") or config["num_key_value_heads"],
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "rope.freq_base": global_rope["rope_theta"],
     }
+    for name in ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"):
+        if name in config:
+            keys["attention.layer_norm_epsilon"] = config[name]
+    if "rms_norm_eps" in config:
+        keys["attention.layer_norm_rms_epsilon"] = config["rms_norm_eps"]
+    if architecture == "olmo":
+        keys["attention.layer_norm_epsilon"] = 1e-5
+    if "rope_theta" in global_rope:
+        keys["rope.freq_base"] = global_rope["rope_theta"]
+        keys["rope.dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     if architecture == "llama":
         keys["vocab_size"] = config["vocab_size"]
-        keys["rope.dimension_count"] = head_dim
     if config.get("sliding_window"):
         keys["attention.sliding_window"] = config["sliding_window"]
     if architecture == "gemma3":
         is_local = [kind == "sliding_attention" for kind in config["layer_types"]]
         keys["attention.sliding_window_pattern"] = is_local
-    if global_rope["rope_type"] in ("linear", "yarn"):
-        keys["rope.scaling.type"] = global_rope["rope_type"]
+    kind = global_rope.get("rope_type")
+    if kind in ("linear", "yarn"):
+        keys["rope.scaling.type"] = kind
         keys["rope.scaling.factor"] = global_rope["factor"]
-    if global_rope["rope_type"] == "yarn":
+    if kind == "yarn":
         original = global_rope["original_max_position_embeddings"]
         keys["rope.scaling.original_context_length"] = original
+    if kind == "longrope":
+        original = config["original_max_position_embeddings"]
+        keys["rope.scaling.original_context_length"] = original
+    keys |= {
+        ours: config[theirs]
+        for theirs, ours in _FURTHER_KEYS.items()
+        if config.get(theirs) is not None
+    }
     return {f"{architecture}.{key}": value for key, value in keys.items()}
+
+
+_FURTHER_KEYS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "use_parallel_residual": "use_parallel_residual",
+    "clip_qkv": "attention.clamp_kqv",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "logit_scale": "logit_scale",
+}
 
 
 def _tokenizer_metadata(checkpoint: Path) -> dict[str, Any]:
@@ -140,7 +198,9 @@ def _name_table(architecture: str) -> Any:
 
 
 def _gguf_name(hf_name: str, architecture: str) -> str:
-    name = _name_table(architecture).get_name(hf_name, try_suffixes=(".weight", ".bias"))
+    # The table has BLOOM's names as its checkpoints have them, which lack the beginning.
+    known = hf_name.removeprefix("transformer.") if architecture == "bloom" else hf_name
+    name = _name_table(architecture).get_name(known, try_suffixes=(".weight", ".bias"))
     if name is None:
         raise AssertionError(f"gguf has no name for {hf_name} in {architecture}")
     return str(name)
@@ -149,13 +209,22 @@ def _gguf_name(hf_name: str, architecture: str) -> str:
 def _as_llama_cpp(
     tensor: np.ndarray, hf_name: str, config: dict[str, Any], architecture: str
 ) -> np.ndarray:
-    if architecture == "gemma3" and hf_name.endswith("norm.weight"):
+    if architecture.startswith("gemma") and hf_name.endswith("norm.weight"):
         return tensor + np.float32(1)
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     projection = hf_name.split(".")[-2]
-    if architecture == "llama" and projection in heads:
+    if architecture in _PERMUTED and projection in heads:
         halves = tensor.reshape(config[heads[projection]], 2, -1, *tensor.shape[1:])
         return halves.swapaxes(1, 2).reshape(tensor.shape)
+    if architecture == "gpt2" and tensor.ndim == 2 and ".h." in hf_name:
+        return np.ascontiguousarray(tensor.T)
+    if projection == "query_key_value":  # head by head; of Falcon, key head by key head
+        kv_heads = config.get("num_kv_heads") or config["num_key_value_heads"]
+        hidden = config["hidden_size"]
+        size = hidden // (config.get("num_attention_heads") or config["n_head"])
+        groups = tensor.reshape(kv_heads, -1, size, *tensor.shape[1:])
+        parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+        return np.concatenate([part.reshape(-1, *tensor.shape[1:]) for part in parts])
     return tensor
 
 

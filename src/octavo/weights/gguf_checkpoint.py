@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.core.errors import ConfigError
 from octavo.weights.checkpoint import TensorSpec, TextAssets
+from octavo.weights.gguf_architectures import GGUF_ARCHITECTURES
 from octavo.weights.gguf_config import hf_config, hf_generation_config, token_id, tokens_of
 from octavo.weights.gguf_header import GGUFHeader
 from octavo.weights.gguf_names import StoredTensor, stored_tensors
@@ -31,7 +32,7 @@ class GGUFCheckpoint:
         self.config = hf_config(self._header)
         self.generation_config = hf_generation_config(self._header)
         self._stored = stored_tensors(
-            self._header.metadata["general.architecture"],
+            GGUF_ARCHITECTURES[self._header.metadata["general.architecture"]],
             self._header.tensors,
             self.config["num_attention_heads"],
             self.config["num_key_value_heads"],

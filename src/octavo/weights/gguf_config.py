@@ -7,20 +7,13 @@ llama.cpp uses.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from octavo.core.errors import ConfigError
+from octavo.weights.gguf_architectures import GGUF_ARCHITECTURES
 from octavo.weights.gguf_header import GGUFHeader
-from octavo.weights.gguf_names import ROPE_FACTORS
-
-_MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
-_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-}
+from octavo.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 
 # Tokens that end a turn but that many files don't list: the converter of the day knew a single
 # end-of-sequence id.
@@ -36,6 +29,7 @@ _SAMPLING_DEFAULTS = {
 }
 
 
+_LAYER_NORM_EPS = "attention.layer_norm_epsilon"
 _LINEAR_KEYS = {"rope.scaling.factor": "factor"}
 _YARN_KEYS = {
     "rope.scaling.original_context_length": "original_max_position_embeddings",
@@ -93,10 +87,10 @@ class _Keys:
 def architecture_of(file: GGUFHeader) -> str:
     """The GGUF architecture, if it is one that can be served."""
     architecture = file.metadata.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in _MODEL_TYPES:
+    if not isinstance(architecture, str) or architecture not in GGUF_ARCHITECTURES:
         raise ConfigError(
             f"{file.path} has the GGUF architecture {architecture!r}; supported are "
-            f"{', '.join(_MODEL_TYPES)}"
+            f"{', '.join(GGUF_ARCHITECTURES)}"
         )
     if (num_parts := file.metadata.get("split.count", 1)) not in (0, 1):
         raise ConfigError(
@@ -109,6 +103,7 @@ def architecture_of(file: GGUFHeader) -> str:
 def hf_config(file: GGUFHeader) -> dict[str, Any]:
     """What config.json would say. ConfigError for a missing or odd key, named."""
     architecture = architecture_of(file)
+    family = GGUF_ARCHITECTURES[architecture]
     keys = _Keys(file, architecture)
     if keys.raw("expert_count"):
         raise ConfigError(f"{file.path} is a mixture of experts, which {architecture} here is not")
@@ -123,14 +118,16 @@ def hf_config(file: GGUFHeader) -> dict[str, Any]:
     hidden_size = keys.integer("embedding_length")
     num_heads = keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if keys.integer(key, head_dim) != head_dim:
-            raise ConfigError(
-                f"{file.path}: {architecture}.{key} is {keys.raw(key)} but heads are {head_dim} "
-                "wide; different widths are not supported"
-            )
+    if keys.integer("attention.value_length", head_dim) != head_dim:
+        raise ConfigError(
+            f"{file.path}: {architecture}.attention.value_length is "
+            f"{keys.raw('attention.value_length')} but heads are {head_dim} wide; different widths "
+            "are not supported"
+        )
+    eps = "attention.layer_norm_rms_epsilon" if family.has_rms_norms else _LAYER_NORM_EPS
     config: dict[str, Any] = {
-        "model_type": _MODEL_TYPES[architecture],
+        "model_type": family.model_type,
+        "architectures": [family.architecture],
         # The embedding may have more rows than the tokenizer has tokens (padding).
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden_size,
@@ -140,21 +137,21 @@ def hf_config(file: GGUFHeader) -> dict[str, Any]:
         "num_key_value_heads": keys.integer("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "max_position_embeddings": keys.integer("context_length"),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        family.eps: keys.number(eps),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "attention_bias": any(
+            f"blk.0.{name}.bias" in file.tensors for name in ("attn_q", "attn_qkv")
+        ),
+        **{hf: keys.number(key) for key, hf in family.numbers.items() if keys.raw(key)},
+        **{hf: keys.raw(key) is True for key, hf in family.flags.items()},
+        **family.constants,
     }
-    if architecture == "gemma3":
+    if family.model_type == "gemma3_text":
         config |= _gemma3_keys(keys, config)
     else:
-        config |= {"hidden_act": "silu", "rope_parameters": _rope_parameters(keys, head_dim)}
-    if architecture == "llama" and keys.raw("attention.sliding_window"):
-        # Mistral's files name their architecture "llama" too; a window is what sets them apart.
-        window = keys.integer("attention.sliding_window")
-        config |= {"model_type": "mistral", "sliding_window": window}
-    config |= _token_ids(file)
-    config["architectures"] = [_CLASSES[config["model_type"]]]
-    return config
+        config["rope_parameters"] = _rope_parameters(keys, head_dim)
+        config |= _FURTHER.get(architecture, lambda keys, config: {})(keys, config)
+    return config | _token_ids(file)
 
 
 def hf_generation_config(file: GGUFHeader) -> dict[str, Any]:
@@ -163,6 +160,92 @@ def hf_generation_config(file: GGUFHeader) -> dict[str, Any]:
         hf: file.metadata[key] for key, hf in _SAMPLING_DEFAULTS.items() if key in file.metadata
     }
     return {**_token_ids(file), **sampling}
+
+
+def _llama_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
+    if not keys.raw("attention.sliding_window"):
+        return {}
+    # Mistral's files name their architecture "llama" too; a window is what sets them apart.
+    return _window(keys, config) | {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+    }
+
+
+def _window(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
+    has_window = keys.raw("attention.sliding_window")
+    return {"sliding_window": keys.integer("attention.sliding_window") if has_window else None}
+
+
+def _gemma2_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
+    # Only the 27B model, known by its 46 layers, scales queries by hidden_size / heads.
+    is_27b = config["num_hidden_layers"] == 46
+    heads: int = config["num_attention_heads"]
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    return _window(keys, config) | {
+        "query_pre_attn_scalar": config["hidden_size"] // heads if is_27b else config["head_dim"],
+        **{cap: keys.number(cap) if keys.raw(cap) else None for cap in caps},
+    }
+
+
+def _phi3_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
+    """Factors of LongRoPE are tensors; a factor of attention is in the metadata."""
+    found = _window(keys, config)
+    names = {"short_factor": SHORT_FACTORS, "long_factor": LONG_FACTORS}
+    if not any(name in keys.file.tensors for name in names.values()):
+        return found
+    size = keys.integer("rope.dimension_count", config["head_dim"])
+    parameters: dict[str, Any] = {
+        "rope_type": "longrope",
+        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
+        **{key: _rope_factors(keys.file, size, name) for key, name in names.items()},
+    }
+    if keys.raw("rope.scaling.attn_factor"):
+        parameters["attention_factor"] = keys.number("rope.scaling.attn_factor")
+    return found | {"rope_parameters": config["rope_parameters"] | parameters}
+
+
+def _falcon_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
+    has_two_norms = "blk.0.attn_norm_2.weight" in keys.file.tensors
+    is_mqa = config["num_key_value_heads"] == 1
+    return {
+        # The newer one with a single norm has the older one's function.
+        "new_decoder_architecture": has_two_norms or not is_mqa,
+        "num_ln_in_parallel_attn": 2 if has_two_norms else 1,
+        "multi_query": is_mqa,
+        "num_kv_heads": config["num_key_value_heads"],
+    }
+
+
+def _starcoder2_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
+    return _window(keys, config) | {"use_bias": config["attention_bias"]}
+
+
+def _stablelm_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
+    if "blk.0.attn_q_norm.weight" in keys.file.tensors:
+        raise ConfigError(
+            f"{keys.file.path} normalises queries and keys, which GGUF files of StableLM are not "
+            "read with yet; use the safetensors version of the model"
+        )
+    return {"use_qkv_bias": config["attention_bias"]}
+
+
+def _cohere_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
+    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in keys.file.tensors}
+
+
+_FURTHER: dict[str, Callable[[_Keys, dict[str, Any]], dict[str, Any]]] = {
+    "llama": _llama_keys,
+    "gemma2": _gemma2_keys,
+    "phi3": _phi3_keys,
+    "falcon": _falcon_keys,
+    "starcoder2": _starcoder2_keys,
+    "stablelm": _stablelm_keys,
+    "command-r": _cohere_keys,
+    "cohere2": _window,
+}
+"""What else a family's config says, from the metadata and the config so far."""
 
 
 def _gemma3_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
@@ -212,6 +295,8 @@ def _rope_parameters(keys: _Keys, head_dim: int) -> dict[str, Any]:
     {"rope_type": "freq_factors", "factors": [...]}.
     """
     theta = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
+    if (rotated := keys.integer("rope.dimension_count", head_dim)) != head_dim:
+        theta["partial_rotary_factor"] = rotated / head_dim
     scaling = keys.raw("rope.scaling.type") or "none"
     if ROPE_FACTORS in keys.file.tensors:
         if scaling != "none":
@@ -219,7 +304,7 @@ def _rope_parameters(keys: _Keys, head_dim: int) -> dict[str, Any]:
                 f"{keys.file.path} has both rope scaling {scaling!r} and the tensor "
                 f"{ROPE_FACTORS!r}; one of them is supported"
             )
-        factors = _rope_factors(keys.file, head_dim)
+        factors = _rope_factors(keys.file, rotated, ROPE_FACTORS)
         return {"rope_type": "freq_factors", "factors": factors, **theta}
     if scaling == "none":
         return {"rope_type": "default", **theta}
@@ -236,16 +321,18 @@ def _rope_parameters(keys: _Keys, head_dim: int) -> dict[str, Any]:
     return {"rope_type": scaling, **values, **theta}
 
 
-def _rope_factors(file: GGUFHeader, head_dim: int) -> list[float]:
+def _rope_factors(file: GGUFHeader, size: int, tensor: str) -> list[float]:
     import numpy as np
 
     from octavo.weights.gguf_file import GGUFFile
 
-    factors = GGUFFile(file).read(ROPE_FACTORS).astype(np.float32)
-    if factors.shape != (head_dim // 2,) or not np.all(np.isfinite(factors) & (factors > 0)):
+    if tensor not in file.tensors:
+        raise ConfigError(f"{file.path} has no tensor {tensor!r}; download it again")
+    factors = GGUFFile(file).read(tensor).astype(np.float32)
+    if factors.shape != (size // 2,) or not np.all(np.isfinite(factors) & (factors > 0)):
         raise ConfigError(
-            f"{file.path}: tensor {ROPE_FACTORS!r} of shape {list(factors.shape)} must hold "
-            f"{head_dim // 2} positive numbers"
+            f"{file.path}: tensor {tensor!r} of shape {list(factors.shape)} must hold "
+            f"{size // 2} positive numbers"
         )
     values: list[float] = factors.tolist()
     return values

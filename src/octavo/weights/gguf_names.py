@@ -9,38 +9,19 @@ Both are undone when the tensor is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from octavo.weights.gguf_architectures import GGUFArchitecture
 
 if TYPE_CHECKING:
     import numpy as np
 
-_TOP: Mapping[str, str] = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_BLOCK: Mapping[str, str] = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GEMMA3_BLOCK: Mapping[str, str] = {
-    **_BLOCK,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
 ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+CONFIG_TENSORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
+"""Which are parts of the config."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +45,7 @@ class StoredTensor:
 
 
 def stored_tensors(
-    architecture: str, names: Iterable[str], num_heads: int, num_kv_heads: int
+    architecture: GGUFArchitecture, names: Collection[str], num_heads: int, num_kv_heads: int
 ) -> dict[str, StoredTensor]:
     """Hugging Face name to stored tensor, for the GGUF `names` of one file.
 
@@ -72,23 +53,34 @@ def stored_tensors(
     unexpected.
     """
     tensors = {}
+    blocks = dict(architecture.block)
+    if architecture.model_type == "falcon":
+        blocks |= _falcon_norms(names)
     for name in names:
-        if name == ROPE_FACTORS:  # part of the config
+        if name in CONFIG_TENSORS:
             continue
         base, _, suffix = name.rpartition(".")
         block = re.fullmatch(r"blk\.(\d+)\.(\w+)", base)
         part = block[2] if block else base
-        blocks = _GEMMA3_BLOCK if architecture == "gemma3" else _BLOCK
         if block and part in blocks:
-            hf_name = f"model.layers.{block[1]}.{blocks[part]}.{suffix}"
-        elif not block and part in _TOP:
-            hf_name = f"{_TOP[part]}.{suffix}"
+            hf_name = f"{architecture.blocks}.{block[1]}.{blocks[part]}.{suffix}"
+        elif not block and part in architecture.top:
+            hf_name = f"{architecture.top[part]}.{suffix}"
         else:
             hf_name = name
         rotary_heads = {"attn_q": num_heads, "attn_k": num_kv_heads}.get(part, 0)
         tensors[hf_name] = StoredTensor(
             name,
-            num_rotary_heads=rotary_heads if architecture == "llama" else 0,
-            added=1.0 if architecture == "gemma3" and part.endswith("norm") else 0.0,
+            num_rotary_heads=rotary_heads if architecture.is_permuted else 0,
+            added=architecture.added if part.endswith("norm") else 0.0,
         )
     return tensors
+
+
+def _falcon_norms(names: Collection[str]) -> dict[str, str]:
+    """Falcon's models have one norm a block, or two whose names in GGUF don't tell them apart: the
+    first is that of the MLP then.
+    """
+    if "blk.0.attn_norm_2.weight" in names:
+        return {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
+    return {"attn_norm": "input_layernorm"}
