@@ -183,6 +183,14 @@ def kernels(flags: Flags, as_json: JsonOption = False) -> None:
 
 
 @app.command(cls=Verb)
+def models(as_json: JsonOption = False) -> None:
+    """List the model families that can be served, and how each was verified."""
+    from octavo.cli.models import models
+
+    models(as_json=as_json)
+
+
+@app.command(cls=Verb)
 def doctor(as_json: JsonOption = False) -> None:
     """Report what Octavo finds on this machine."""
     from octavo.cli.doctor import doctor

@@ -1,0 +1,39 @@
+"""`octavo models`: the families that can be built, and how each was verified."""
+
+from __future__ import annotations
+
+import json
+
+from octavo.models.registry import families
+from octavo.weights.gguf_architectures import GGUF_ARCHITECTURES
+
+_UNDER_OTHER_NAMES = {"mistral": "llama", "internlm2": "internlm2"}
+"""By model type, the architecture of GGUF files that are read as another family's."""
+
+
+def models(*, as_json: bool) -> None:
+    """Print a line for each family."""
+    gguf = {one.model_type: name for name, one in reversed(GGUF_ARCHITECTURES.items())}
+    gguf |= _UNDER_OTHER_NAMES
+    rows = [
+        {
+            "models": family.models,
+            "architecture": family.architecture,
+            "model_type": family.model_type,
+            "gguf": gguf.get(family.model_type),
+            "verified": f"logits of {family.oracle}",
+        }
+        for family in families()
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    titles = {"models": "models", "architecture": "architecture", "gguf": "GGUF"}
+    widths = {key: max(len(row[key] or "-") for row in rows) for key in titles}
+    for row in [{**titles, "verified": "verified by"}, *rows]:
+        cells = [f"{row[key] or '-':{width}}" for key, width in widths.items()]
+        print("  ".join([*cells, str(row["verified"])]))
+    print(
+        "\nTests compare the logits of tiny random checkpoints in float32, on both backends, within"
+        " 2e-4."
+    )
