@@ -95,13 +95,16 @@ class StoredPiece:
         return self._stored_rows(self.checkpoint.read_stored, self._rows(rows))
 
     def grouped(self) -> GroupedTensor | None:
-        piece = self.piece
-        if piece.is_transposed or piece.index is not None:
-            return None
-        tensor = self.checkpoint.grouped(piece.name)
+        piece, rows = self.piece, self.piece.rows
+        tensor = None if piece.is_transposed else self.checkpoint.grouped(piece.name)
         if tensor is not None and piece.columns is not None:
             tensor = grouped_columns(tensor, _slice(piece.columns))
-        return tensor if tensor is None or piece.rows is None else _Rows(tensor, piece.rows)
+        if piece.index is not None:  # the rows of all matrices count through
+            each = piece.shape[1]
+            rows = range(each) if rows is None else rows
+            first = piece.index * each
+            rows = range(first + rows.start, first + rows.stop, rows.step)
+        return tensor if tensor is None or rows is None else _Rows(tensor, rows)
 
     def _rows(self, rows: slice) -> range:
         """The matrix's, from the piece's."""
@@ -146,6 +149,5 @@ class _Rows:
 
     def read(self, rows: slice) -> GroupedRows:
         wanted = self.rows[rows]
-        codes, scales, mins = self.tensor.read(slice(wanted.start, wanted.stop))
-        step = wanted.step
-        return GroupedRows(codes[::step], scales[::step], None if mins is None else mins[::step])
+        whole = self.tensor.read(slice(wanted.start, wanted.stop))
+        return GroupedRows(*(None if part is None else part[:: wanted.step] for part in whole))
