@@ -258,9 +258,12 @@ void bind_tape(nb::module_& m) {
           },
           "weight"_a, "x"_a, "bias"_a.none())
       .def("rms_norm",
-           [](Tape& t, PyRef x, int64_t heads, int64_t size, Floats weight, float eps) {
-             return py_ref(t.rms_norm(ref_of(x), heads, size, weight.data(), eps));
-           })
+           [](Tape& t, PyRef x, int64_t heads, int64_t size, std::optional<Floats> weight,
+              float eps) {
+             const float* w = weight ? weight->data() : nullptr;
+             return py_ref(t.rms_norm(ref_of(x), heads, size, w, eps));
+           },
+           "x"_a, "heads"_a, "size"_a, "weight"_a.none(), "eps"_a)
       .def("rotary",
            [](Tape& t, PyRef x, int64_t heads, int64_t size, FloatRows table, PyRef positions) {
              const int64_t rotated = static_cast<int64_t>(table.shape(1));

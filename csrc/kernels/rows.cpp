@@ -32,8 +32,12 @@ void rms_norm(Rows x, Rows y, int64_t t0, int64_t t1, int64_t heads, int64_t siz
       const auto add_square = [](f32x16 sum, f32x16 v) { return fma(v, v, sum); };
       const float mean = sum_of(in, size, 0.0f, add_square) / float(size);
       const f32x16 inverse = splat(1.0f / std::sqrt(mean + eps));
-      const auto normalize = [inverse](f32x16 v, f32x16 w) { return v * inverse * w; };
-      map(size, y.row(t) + h * size, normalize, in, weight);
+      float* const out = y.row(t) + h * size;
+      if (weight == nullptr) {
+        map(size, out, [inverse](f32x16 v) { return v * inverse; }, in);
+      } else {
+        map(size, out, [inverse](f32x16 v, f32x16 w) { return v * inverse * w; }, in, weight);
+      }
     }
   }
 }

@@ -39,7 +39,16 @@ FAMILIES = (
     "glm4",
 )
 """Those that transformers has a module for."""
-EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+EXPERT_FAMILIES = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "olmoe",
+    "gpt_oss",
+    "granitemoe",
+)
 """Of mixtures of experts."""
 
 VOCAB_SIZE = 320
@@ -86,6 +95,33 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "moe_intermediate_size": 40,
         "norm_topk_prob": True,
+    },
+    "olmoe": {"intermediate_size": 32, "num_experts": 12, "num_experts_per_tok": 3},
+    "gpt_oss": {
+        "head_dim": 24,
+        "sliding_window": 24,
+        "num_hidden_layers": 4,
+        "intermediate_size": 48,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+    },
+    "granitemoe": {
+        "intermediate_size": 40,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 3.0,
+    },
+    "llama4_text": {
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "intermediate_size": 48,
+        "intermediate_size_mlp": 96,
+        "interleave_moe_layer_step": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
     },
     "deepseek_v2": {
         "num_key_value_heads": 4,

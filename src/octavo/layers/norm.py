@@ -24,6 +24,17 @@ class RMSNorm(Layer):
         return rms_norm(x, self.weight.array, self.eps)
 
 
+class PlainRMSNorm(Layer):
+    """The same without a weight."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        self.size = size
+        self.eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        return rms_norm(x, None, self.eps)
+
+
 class LayerNorm(Layer):
     """Layer normalisation over the last axis, `size` values. name: None where it has neither weight
     nor bias. heads: that x (T, heads, size) has, each with a weight of its own. pieces: of the
@@ -61,4 +72,4 @@ class LayerNorm(Layer):
         return layer_norm(x, weight, bias, self.eps)
 
 
-Norm = RMSNorm | LayerNorm
+Norm = RMSNorm | PlainRMSNorm | LayerNorm

@@ -7,9 +7,9 @@ from octavo.ops.op import op
 
 
 @op
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """y[..., d] = x[..., d] * rsqrt(mean_d(x^2) + eps) * weight[d], all in float32, then rounded to
-    x.dtype.
+def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
+    """y[..., d] = x[..., d] * rsqrt(mean_d(x^2) + eps) * weight[d], if there is one, in float32,
+    then rounded to x.dtype.
 
     Shapes: x (..., D), weight (D,) float32 -> x.shape.
     Source: arXiv 1910.07467, eq. 4.

@@ -24,6 +24,7 @@ from octavo.weights.attention_windows import (
     LOCAL,
     gemma2_windows,
     gemma3_windows,
+    llama4_windows,
     mistral_windows,
     phi3_windows,
     qwen_windows,
@@ -88,16 +89,6 @@ def _windows_by_type(every: int) -> _Windows:
         return [window if one == LOCAL else None for one in types]
 
     return windows
-
-
-def _llama4_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
-    """Chunks in layers with rotary embeddings: at most as much as a window of that size."""
-    chunk = config.optional_integer("attention_chunk_size")
-    rotates = config.values.get("no_rope_layers")
-    if not isinstance(rotates, list) or len(rotates) != num_layers:
-        every = config.integer("no_rope_layer_interval", 4)
-        rotates = [(index + 1) % every != 0 for index in range(num_layers)]
-    return [chunk if each else None for each in rotates]
 
 
 # --- families -------------------------------------------------------------------------------------
@@ -196,7 +187,7 @@ _FAMILIES: dict[str, Callable[[str, ModelConfig], ModelSpec]] = {
     "mistral": _Grouped(windows=mistral_windows, qkv_bias=False, output_bias=False),
     "ministral3": _Grouped(qkv_bias=False, output_bias=False),
     "llama4_text": _Grouped(
-        windows=_llama4_windows, mlps=llama4_experts, qkv_bias=False, output_bias=False
+        windows=llama4_windows, mlps=llama4_experts, qkv_bias=False, output_bias=False
     ),
     "mixtral": _Grouped(
         windows=mistral_windows, mlps=mixtral_experts, qkv_bias=False, output_bias=False
@@ -216,6 +207,8 @@ _FAMILIES: dict[str, Callable[[str, ModelConfig], ModelSpec]] = {
     "phi3": _Grouped(windows=phi3_windows, qkv_bias=False, output_bias=False),
     "olmo2": _Grouped(has_wide_norms=True),
     "olmo3": _Grouped(windows=_windows_by_type(4), has_wide_norms=True),
+    "olmoe": _Grouped(mlps=mixtral_experts, has_wide_norms=True),
+    "granitemoe": _Grouped(mlps=mixtral_experts),
     "granite": _LLAMA,
     "smollm3": _Grouped(windows=smollm3_windows, ties=True),
     "internlm2": _Grouped(bias_key="bias"),

@@ -97,3 +97,29 @@ def _local(config: ModelConfig, num_layers: int, window: int, *, every: int) -> 
     if types is None:
         types = [LOCAL if (index + 1) % every else GLOBAL for index in range(num_layers)]
     return [window if t == LOCAL else None for t in types]
+
+
+def gpt_oss_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
+    """As `layer_types` says; without it, every other layer is local, the first one too."""
+    window = config.integer("sliding_window", 128)
+    types = config.layer_types(num_layers)
+    if types is None:
+        types = [GLOBAL if index % 2 else LOCAL for index in range(num_layers)]
+    return [window if one == LOCAL else None for one in types]
+
+
+def llama4_rotates(config: ModelConfig, num_layers: int) -> list[bool]:
+    """Which layers have rotary embeddings: as `no_rope_layers` says, or all but every
+    no_rope_layer_interval-th.
+    """
+    rotates = config.values.get("no_rope_layers")  # 1 where there is one
+    if not isinstance(rotates, list) or len(rotates) != num_layers:
+        every = config.integer("no_rope_layer_interval", 4)
+        return [(index + 1) % every != 0 for index in range(num_layers)]
+    return [bool(one) for one in rotates]
+
+
+def llama4_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
+    """Chunks in layers with rotary embeddings: at most as much as a window of that size."""
+    chunk = config.optional_integer("attention_chunk_size")
+    return [chunk if rotates else None for rotates in llama4_rotates(config, num_layers)]

@@ -50,6 +50,19 @@ _REGISTERED = {
         "mlp_only_layers": [0],
     },
     "Qwen3MoeForCausalLM": _OF_EXPERTS | {"model_type": "qwen3_moe", "num_experts": 8},
+    "OlmoeForCausalLM": {"model_type": "olmoe", "num_experts": 8, "num_experts_per_tok": 2},
+    "GraniteMoeForCausalLM": {
+        "model_type": "granitemoe",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "GptOssForCausalLM": {
+        "model_type": "gpt_oss",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "sliding_window": 64,
+    },
     "DeepseekV2ForCausalLM": _OF_EXPERTS | _LATENT | {"model_type": "deepseek_v2"},
     "DeepseekV3ForCausalLM": _OF_EXPERTS
     | _LATENT
@@ -140,6 +153,8 @@ _MORE: dict[str, dict[str, Any]] = {
         "mamba_d_state": 16,
         "layer_types": ["mamba", "mamba", "attention", "mamba"],
     },
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 2},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "opt": {"ffn_dim": 256, "word_embed_proj_dim": 128, "num_key_value_heads": 8},
     "gpt2": {"n_inner": 256, "num_key_value_heads": 8},

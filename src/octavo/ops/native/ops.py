@@ -193,10 +193,11 @@ def experts(
 
 
 @native(ops.rms_norm, "x")
-def rms_norm(x: NativeArray, weight: NativeArray, eps: float) -> NativeArray:
+def rms_norm(x: NativeArray, weight: NativeArray | None, eps: float) -> NativeArray:
     recorder, size = _recorder(x), x.shape[-1]
     heads = x.columns // size
-    ref = recorder.tape.rms_norm(x.ref, heads, size, recorder.keep(weight.values), eps)
+    vector = None if weight is None else recorder.keep(weight.values)
+    ref = recorder.tape.rms_norm(x.ref, heads, size, vector, eps)
     return recorder.at(ref, x.shape[1:])
 
 

@@ -9,10 +9,11 @@ from octavo.ops.op import implements
 
 
 @implements(ops.rms_norm, backend="torch", array_type=torch.Tensor)
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     wide = x.float()
     inverse_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * inverse_rms * weight).to(x.dtype)
+    y = wide * inverse_rms
+    return (y if weight is None else y * weight).to(x.dtype)
 
 
 @implements(ops.layer_norm, backend="torch", array_type=torch.Tensor)

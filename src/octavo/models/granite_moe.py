@@ -1,0 +1,39 @@
+"""Granite 3 MoE: Granite with many small experts. Source: the models' configuration class in
+transformers.
+"""
+
+from __future__ import annotations
+
+from octavo.layers.layer import Piece
+from octavo.layers.moe import Experts, MoE, RouterLayer
+from octavo.models.causal_lm import CausalLM
+from octavo.models.granite import build_decoder
+from octavo.models.registry import register
+from octavo.ops import Router
+from octavo.weights.mlp_configs import experts
+from octavo.weights.model_config import ModelConfig
+
+
+@register("GraniteMoeForCausalLM", model_type="granitemoe", models="Granite 3 MoE")
+def build(config: ModelConfig) -> CausalLM:
+    hidden = config.integer("hidden_size")
+    spec = experts(config, "intermediate_size")
+    activation = config.text("hidden_act", "silu")
+    count, inner = spec.num_experts, spec.expert.inner_size
+
+    def mlp(index: int) -> MoE:
+        name = f"model.layers.{index}.block_sparse_moe"
+        stored, outputs = f"{name}.input_linear.weight", f"{name}.output_linear.weight"
+        return MoE(
+            spec,
+            RouterLayer(f"{name}.router.layer", hidden, spec, Router(spec.num_active)),
+            Experts(
+                [Piece(stored, (count, 2 * inner, hidden), number) for number in range(count)],
+                [Piece(outputs, (count, hidden, inner), number) for number in range(count)],
+                hidden,
+                spec,
+                activation,
+            ),
+        )
+
+    return build_decoder("granitemoe", config, mlp)
