@@ -48,6 +48,7 @@ EXPERT_FAMILIES = (
     "olmoe",
     "gpt_oss",
     "granitemoe",
+    "llama4_text",
 )
 """Of mixtures of experts."""
 

@@ -36,6 +36,7 @@ OCTAVO_FAMILIES = (
     "granitemoe",
     "internlm2",
     "llama",
+    "llama4_text",
     "mistral",
     "mixtral",
     "olmo",

@@ -14,14 +14,14 @@ from octavo.ops.backend import Role
 class Piece(NamedTuple):
     """Some rows of a weight: a matrix of a checkpoint, or a part of one.
 
-    name, shape: of the tensor that holds it, as stored. index: which matrix, of a tensor that has
+    name, shape: of the tensor that holds it, as stored. matrix: which one, of a tensor that has
     several along its first axis. is_transposed: it is stored as (I, O). rows, columns: which of the
     matrix (O, I), turned round if it must be; None is all. Of a vector, rows are elements.
     """
 
     name: str
     shape: tuple[int, ...]
-    index: int | None = None
+    matrix: int | None = None
     is_transposed: bool = False
     rows: range | None = None
     columns: range | None = None
@@ -29,7 +29,7 @@ class Piece(NamedTuple):
     @property
     def part_shape(self) -> tuple[int, ...]:
         """Of these rows and columns."""
-        shape = self.shape if self.index is None else self.shape[1:]
+        shape = self.shape if self.matrix is None else self.shape[1:]
         if self.is_transposed:
             shape = shape[::-1]
         num_rows = shape[0] if self.rows is None else len(self.rows)

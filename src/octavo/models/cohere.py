@@ -60,7 +60,7 @@ def _decoder(
             return None
         size = shape.head_dim
         pieces = [
-            Piece(f"{name}.weight", (heads, size), index=head, rows=rows)
+            Piece(f"{name}.weight", (heads, size), matrix=head, rows=rows)
             for head in range(heads)
             for rows in sorted_pairs(0, size, size)
         ]

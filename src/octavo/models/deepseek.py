@@ -28,25 +28,28 @@ def build_2(config: ModelConfig) -> CausalLM:
     method = config.text("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise config.error("topk_method", "'greedy' or 'group_limited_greedy'")
-    groups = _groups(config) if method == "group_limited_greedy" else {}
+    num_groups, num_kept = _groups(config) if method == "group_limited_greedy" else (1, 1)
     router = Router(
         _num_active(config),
         renormalizes=False,
         factor=config.number("routed_scaling_factor", 1.0),
-        **groups,
+        num_groups=num_groups,
+        num_kept_groups=num_kept,
     )
     return _decoder("deepseek_v2", config, router)
 
 
 @register("DeepseekV3ForCausalLM", model_type="deepseek_v3", models="DeepSeek-V3 and R1")
 def build_3(config: ModelConfig) -> CausalLM:
+    num_groups, num_kept = _groups(config)
     router = Router(
         _num_active(config),
         "sigmoid",
         renormalizes=config.flag("norm_topk_prob", True),
         factor=config.number("routed_scaling_factor", 2.5),
+        num_groups=num_groups,
+        num_kept_groups=num_kept,
         group_votes=2,
-        **_groups(config),
     )
     return _decoder(
         "deepseek_v3",
@@ -61,12 +64,10 @@ def _num_active(config: ModelConfig) -> int:
     return config.integer("num_experts_per_tok")
 
 
-def _groups(config: ModelConfig) -> dict[str, int]:
+def _groups(config: ModelConfig) -> tuple[int, int]:
+    """How many there are, and how many of them are kept."""
     num_groups = config.integer("n_group", 1)
-    return {
-        "num_groups": num_groups,
-        "num_kept_groups": config.integer("topk_group", 1, high=num_groups),
-    }
+    return num_groups, config.integer("topk_group", 1, high=num_groups)
 
 
 def _decoder(
@@ -154,7 +155,7 @@ def _softmax_scale(
     """Scaled rotary embeddings sharpen attention, by the square of YaRN's magnitude. Source: arXiv
     2309.00071, section 3.4, and DeepSeek's reference code.
     """
-    scale = (spec.nope_dim + spec.rope_dim) ** -0.5
+    scale: float = (spec.nope_dim + spec.rope_dim) ** -0.5
     weight, factor = parameters.get("mscale_all_dim"), parameters.get("factor")
     if rope.kind == "default" or not isinstance(weight, int | float) or not weight:
         return scale

@@ -61,7 +61,7 @@ class StoredPiece:
     def name(self) -> str:
         """The tensor's, with what is taken of it: it identifies the values."""
         piece = self.piece
-        name = piece.name if piece.index is None else f"{piece.name}[{piece.index}]"
+        name = piece.name if piece.matrix is None else f"{piece.name}[{piece.matrix}]"
         if piece.is_transposed:
             name += ".T"
         if piece.rows is not None or piece.columns is not None:
@@ -99,10 +99,10 @@ class StoredPiece:
         tensor = None if piece.is_transposed else self.checkpoint.grouped(piece.name)
         if tensor is not None and piece.columns is not None:
             tensor = grouped_columns(tensor, _slice(piece.columns))
-        if piece.index is not None:  # the rows of all matrices count through
+        if piece.matrix is not None:  # the rows of all matrices count through
             each = piece.shape[1]
             rows = range(each) if rows is None else rows
-            first = piece.index * each
+            first = piece.matrix * each
             rows = range(first + rows.start, first + rows.stop, rows.step)
         return tensor if tensor is None or rows is None else _Rows(tensor, rows)
 
@@ -113,10 +113,10 @@ class StoredPiece:
         return range(self.shape[0])[rows]
 
     def _stored_rows(self, read: Any, rows: range) -> np.ndarray:
-        name, index = self.piece.name, self.piece.index
+        name, matrix = self.piece.name, self.piece.matrix
         values: np.ndarray
-        if index is not None:
-            values = read(name, slice(index, index + 1))[0]
+        if matrix is not None:
+            values = read(name, slice(matrix, matrix + 1))[0]
             return values[_slice(rows)]
         values = read(name, slice(rows.start, rows.stop))
         return values if rows.step == 1 else values[:: rows.step]
@@ -150,4 +150,5 @@ class _Rows:
     def read(self, rows: slice) -> GroupedRows:
         wanted = self.rows[rows]
         whole = self.tensor.read(slice(wanted.start, wanted.stop))
-        return GroupedRows(*(None if part is None else part[:: wanted.step] for part in whole))
+        parts = {name: part for name, part in whole._asdict().items() if part is not None}
+        return whole._replace(**{name: part[:: wanted.step] for name, part in parts.items()})

@@ -98,9 +98,9 @@ def test_a_weight_may_be_some_columns_of_wider_tensors(checkpoint: MemoryCheckpo
 @pytest.mark.parametrize(
     ("piece", "expected"),
     [
-        (Piece("x", (4, 6, 10), index=2), lambda x: x[2]),
-        (Piece("x", (4, 6, 10), index=1, rows=range(1, 6, 2)), lambda x: x[1][1::2]),
-        (Piece("x", (4, 6, 10), index=3, is_transposed=True), lambda x: x[3].T),
+        (Piece("x", (4, 6, 10), matrix=2), lambda x: x[2]),
+        (Piece("x", (4, 6, 10), matrix=1, rows=range(1, 6, 2)), lambda x: x[1][1::2]),
+        (Piece("x", (4, 6, 10), matrix=3, is_transposed=True), lambda x: x[3].T),
         (
             Piece("x", (4, 6, 10), 3, is_transposed=True, rows=range(0, 10, 2)),
             lambda x: x[3].T[::2],

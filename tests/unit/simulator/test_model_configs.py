@@ -63,6 +63,15 @@ _REGISTERED = {
         "head_dim": 16,
         "sliding_window": 64,
     },
+    "Llama4ForCausalLM": {
+        "model_type": "llama4_text",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "intermediate_size_mlp": 48,
+        "head_dim": 16,
+        "attention_chunk_size": 8192,
+    },
     "DeepseekV2ForCausalLM": _OF_EXPERTS | _LATENT | {"model_type": "deepseek_v2"},
     "DeepseekV3ForCausalLM": _OF_EXPERTS
     | _LATENT

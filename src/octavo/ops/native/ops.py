@@ -175,9 +175,6 @@ def experts(
     inner, size = down.shape[1], x.columns
     if 2 * inner % LANES or size % LANES:
         raise InvariantError(f"experts of {size} x {inner} are no whole panels of {LANES}")
-    biases = (
-        None if bias is None else recorder.keep(bias.values) for bias in (gate_up_bias, down_bias)
-    )
     ref = recorder.tape.experts(
         x.ref,
         routing.ref,
@@ -186,7 +183,8 @@ def experts(
         size,
         routing.columns // 2,
         gate,
-        *biases,
+        None if gate_up_bias is None else recorder.keep(gate_up_bias.values),
+        None if down_bias is None else recorder.keep(down_bias.values),
         weighs_inputs,
     )
     return recorder.at(ref, (size,))

@@ -27,7 +27,7 @@ def route(logits: torch.Tensor, bias: torch.Tensor | None, router: Router) -> to
         scores = wide.neg().exp_().add_(1.0).reciprocal_()
     votes = scores if bias is None else scores + bias
     if router.num_kept_groups < router.num_groups:
-        groups = votes.unflatten(1, (router.num_groups, -1))
+        groups = votes.view(len(votes), router.num_groups, -1)
         of_group = groups.sort(dim=-1, descending=True, stable=True).values
         best = _best(of_group[..., : router.group_votes].sum(-1), router.num_kept_groups)
         is_kept = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter_(1, best, True)
@@ -64,20 +64,22 @@ def experts(
     weights, numbers = routing[:, :active].contiguous(), routing[:, active:].long()
 
     def of_expert(stacked: torch.Tensor | None, expert: int) -> torch.Tensor | None:
-        return None if stacked is None else stacked.unflatten(0, (count, -1))[expert]
+        return None if stacked is None else stacked.view(count, -1)[expert]
 
     said = x.new_empty(len(x), active, size)
-    for expert in numbers.unique().tolist():
-        tokens, choices = (numbers == expert).nonzero(as_tuple=True)
+    for expert in range(count):
+        tokens, choices = torch.where(numbers == expert)
+        if not len(tokens):
+            continue
         rows = x[tokens]
         if weighs_inputs:
             rows = (rows.float() * weights[tokens, choices].unsqueeze(1)).to(x.dtype)
         pairs = steady_linear(
-            rows, gate_up.unflatten(0, (count, -1))[expert], of_expert(gate_up_bias, expert)
+            rows, gate_up.view(count, -1, size)[expert], of_expert(gate_up_bias, expert)
         )
         said[tokens, choices] = steady_linear(
             _GATES[gate](pairs),
-            down.unflatten(0, (count, -1))[expert],
+            down.view(count, size, -1)[expert],
             of_expert(down_bias, expert),
         )
     total = torch.zeros_like(x, dtype=torch.float32)

@@ -57,7 +57,7 @@ def steady_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 @implements(ops.head_linear, backend="torch", array_type=torch.Tensor)
 def head_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     heads = x.shape[1]
-    matrices = weight.unflatten(0, (heads, -1))
+    matrices = weight.view(heads, -1, weight.shape[1])
     return torch.stack(
         [steady_linear(x[:, h].contiguous(), matrices[h], None) for h in range(heads)], dim=1
     )

@@ -1,0 +1,100 @@
+"""Llama 4, text only: every few layers without positions, experts of which a token uses one beside
+the one that all share. Source: the models' module in transformers.
+
+Beyond `attention_chunk_size` tokens local layers see no more than their own chunk, and layers
+without positions sharpen their attention; up to there both are plain attention, and that is how far
+a context may go here.
+"""
+
+from __future__ import annotations
+
+from octavo.core.model_spec import AttentionSpec, MLPSpec
+from octavo.layers.attention import Attention, StoredProjections
+from octavo.layers.decoder import DecoderBlock
+from octavo.layers.embedding import Embedding
+from octavo.layers.head import Head
+from octavo.layers.layer import Piece
+from octavo.layers.mlp import GatedMLP
+from octavo.layers.moe import Experts, MoE, RouterLayer
+from octavo.layers.norm import PlainRMSNorm, RMSNorm
+from octavo.layers.rope import RopeTable
+from octavo.models.causal_lm import CausalLM
+from octavo.models.registry import register
+from octavo.ops import Router
+from octavo.weights.attention_windows import llama4_rotates, llama4_windows
+from octavo.weights.mlp_configs import llama4_experts
+from octavo.weights.model_config import DecoderShape, ModelConfig
+
+
+@register("Llama4ForCausalLM", model_type="llama4_text", models="Llama 4, text")
+def build(config: ModelConfig) -> CausalLM:
+    shape = DecoderShape.read(config, head_dim=128, eps=1e-5)
+    windows = llama4_windows(config, shape.num_layers)
+    rotates = llama4_rotates(config, shape.num_layers)
+    rope = RopeTable(shape.head_dim, config.rope(default_theta=500000.0), shape.context)
+    has_qk_norm = config.flag("use_qk_norm", True)
+    bias = config.flag("attention_bias", False)
+    activation = config.text("hidden_act", "silu")
+    reach = config.integer("attention_chunk_size", 8192)
+    if config.flag("attn_temperature_tuning", True):
+        reach = min(reach, config.integer("floor_scale", 8192) - 1)
+
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(name, shape.hidden, shape.eps)
+
+    def head_norm(index: int) -> PlainRMSNorm | None:
+        """Has no weight, and so gives the same before the rotation as behind it."""
+        return PlainRMSNorm(shape.head_dim, shape.eps) if has_qk_norm and rotates[index] else None
+
+    def mlp(name: str, index: int) -> GatedMLP | MoE:
+        spec, _ = llama4_experts(config, shape.hidden, index)
+        if isinstance(spec, MLPSpec):
+            return GatedMLP(name, shape.hidden, spec.inner_size, activation)
+        count, inner, hidden = spec.num_experts, spec.expert.inner_size, shape.hidden
+        router = Router(spec.num_active, "sigmoid", renormalizes=False)
+        stored, outputs = f"{name}.experts.gate_up_proj", f"{name}.experts.down_proj"
+        return MoE(
+            spec,
+            RouterLayer(f"{name}.router", hidden, spec, router),
+            Experts(
+                [Piece(stored, (count, hidden, 2 * inner), n, True) for n in range(count)],
+                [Piece(outputs, (count, inner, hidden), n, True) for n in range(count)],
+                hidden,
+                spec,
+                activation,
+                weighs_inputs=True,
+            ),
+            GatedMLP(f"{name}.shared_expert", hidden, inner, activation),
+        )
+
+    def block(index: int) -> DecoderBlock:
+        name = f"model.layers.{index}"
+        return DecoderBlock(
+            norm(f"{name}.input_layernorm"),
+            Attention(
+                f"{name}.self_attn",
+                index,
+                shape.hidden,
+                AttentionSpec(shape.heads, shape.kv_heads, shape.head_dim, windows[index]),
+                rope if rotates[index] else None,
+                stored=StoredProjections(is_interleaved=True),
+                qkv_bias=bias,
+                output_bias=bias,
+                query_norm=head_norm(index),
+                key_norm=head_norm(index),
+            ),
+            norm(f"{name}.post_attention_layernorm"),
+            mlp(f"{name}.feed_forward", index),
+        )
+
+    embedding = Embedding("model.embed_tokens.weight", shape.vocab, shape.hidden)
+    model = CausalLM(
+        "llama4_text",
+        shape.context,
+        embedding,
+        [block(index) for index in range(shape.num_layers)],
+        norm("model.norm"),
+        Head(embedding, None if shape.ties_embeddings else "lm_head.weight"),
+    )
+    model.max_position = min(model.max_position, reach)
+    return model
