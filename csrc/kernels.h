@@ -85,10 +85,10 @@ struct AttentionUnit {
 
 struct LatentArgs {
   LatentCache cache;
-  Rows q;                 // (T, H * C)
-  Rows rotated;           // (T, H * R): of the queries, what is multiplied by the R values
-  Rows y;                 // (T, H * C)
-  int64_t heads;          // H
+  Rows q;  // (T, H * C)
+  Rows rotated;  // (T, H * R): of the queries, what is multiplied by the R values
+  Rows y;  // (T, H * C)
+  int64_t heads;  // H
   float softmax_scale;
 };
 

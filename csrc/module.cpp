@@ -257,13 +257,14 @@ void bind_tape(nb::module_& m) {
             return py_ref(t.linear(std::move(weight), ref_of(x), b));
           },
           "weight"_a, "x"_a, "bias"_a.none())
-      .def("rms_norm",
-           [](Tape& t, PyRef x, int64_t heads, int64_t size, std::optional<Floats> weight,
-              float eps) {
-             const float* w = weight ? weight->data() : nullptr;
-             return py_ref(t.rms_norm(ref_of(x), heads, size, w, eps));
-           },
-           "x"_a, "heads"_a, "size"_a, "weight"_a.none(), "eps"_a)
+      .def(
+          "rms_norm",
+          [](Tape& t, PyRef x, int64_t heads, int64_t size, std::optional<Floats> weight,
+             float eps) {
+            const float* w = weight ? weight->data() : nullptr;
+            return py_ref(t.rms_norm(ref_of(x), heads, size, w, eps));
+          },
+          "x"_a, "heads"_a, "size"_a, "weight"_a.none(), "eps"_a)
       .def("rotary",
            [](Tape& t, PyRef x, int64_t heads, int64_t size, FloatRows table, PyRef positions) {
              const int64_t rotated = static_cast<int64_t>(table.shape(1));
@@ -343,8 +344,8 @@ void bind_tape(nb::module_& m) {
                                   gate_up_bias ? gate_up_bias->data() : nullptr,
                                   down_bias ? down_bias->data() : nullptr,
                                   weighs_inputs};
-            return py_ref(t.experts(ref_of(x), ref_of(routing), std::move(gate_up),
-                                    std::move(down), args));
+            return py_ref(
+                t.experts(ref_of(x), ref_of(routing), std::move(gate_up), std::move(down), args));
           },
           "x"_a, "routing"_a, "gate_up"_a, "down"_a, "size"_a, "active"_a, "gate"_a,
           "gate_up_bias"_a.none(), "down_bias"_a.none(), "weighs_inputs"_a)

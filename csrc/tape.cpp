@@ -104,7 +104,8 @@ struct Tape::Op {
   Ref residual{-1, 0};
   const float* bias = nullptr;
   int64_t groups = 1;  // that the weight's outputs are cut into, each with its own rows
-  bool is_routed = false;  // rows in order of experts, the groups; else a group has a part of each row
+  bool is_routed =
+      false;  // rows in order of experts, the groups; else a group has a part of each row
 
   // attention
   KVCache cache{};
@@ -412,14 +413,14 @@ Ref Tape::attention(Ref q, const KVCache& cache, int64_t heads, float softmax_sc
   op.sinks = sinks;
   op.plan = plan_of({cache.block_size, cache.heads, cache.head_dim, heads, window});
   const int64_t sharing = heads / cache.heads;
-  scratch_bytes_ = std::max(
-      scratch_bytes_, attention_scratch_bytes(cache.block_size, cache.head_dim, sharing));
+  scratch_bytes_ =
+      std::max(scratch_bytes_, attention_scratch_bytes(cache.block_size, cache.head_dim, sharing));
   return y;
 }
 
 void Tape::write_latent(Ref latents, Ref rotated, const LatentCache& cache) {
-  Op& op = append("write_latent", buffers_[latents.buffer].symbol,
-                  {latents.buffer, rotated.buffer}, -1);
+  Op& op =
+      append("write_latent", buffers_[latents.buffer].symbol, {latents.buffer, rotated.buffer}, -1);
   op.row_ns = 1.0 * cache.padded();
   op.compute = [=, this](const Batch* batch, int64_t t0, int64_t t1) {
     kernels_->write_latent(cache, buffers_[latents.buffer].rows(latents.column),
@@ -494,7 +495,8 @@ int32_t Tape::gathered(Ref x, Ref routing, const ExpertArgs& args, bool is_integ
   gather.routing = routing.buffer;
   gather.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
     const Buffer &source = buffers_[x.buffer], &target = buffers_[y];
-    const int64_t bytes = copies_quantized ? quantized_row_bytes(size) : size * int64_t{sizeof(float)};
+    const int64_t bytes =
+        copies_quantized ? quantized_row_bytes(size) : size * int64_t{sizeof(float)};
     for (int64_t row = t0 * active; row < t1 * active; ++row) {
       const int64_t choice = expert_plan_.choice_of_row(row);
       const int64_t t = choice / active;
@@ -514,7 +516,8 @@ int32_t Tape::gathered(Ref x, Ref routing, const ExpertArgs& args, bool is_integ
   quantize.row_ns = 0.3 * size * active;
   quantize.x = {y, 0};
   quantize.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
-    kernels_->quantize(buffers_[y].rows(0), buffers_[z].quantized(), t0 * active, t1 * active, size);
+    kernels_->quantize(buffers_[y].rows(0), buffers_[z].quantized(), t0 * active, t1 * active,
+                       size);
   };
   return z;
 }
@@ -596,10 +599,10 @@ Ref Tape::head_linear(std::shared_ptr<const PackedMatrix> weight, Ref x, int64_t
     quantize.compute = [=, this](const Batch*, int64_t t0, int64_t t1) {
       const Buffer& target = buffers_[z];
       for (int64_t h = 0; h < heads; ++h)
-        kernels_->quantize(buffers_[x.buffer].rows(x.column + h * size),
-                           {target.data + h * target.part_stride(), target.stride,
-                            ceil_div(size, kGroup)},
-                           t0, t1, size);
+        kernels_->quantize(
+            buffers_[x.buffer].rows(x.column + h * size),
+            {target.data + h * target.part_stride(), target.stride, ceil_div(size, kGroup)}, t0, t1,
+            size);
     };
     x = {z, 0};
   }
@@ -656,9 +659,9 @@ void Tape::fuse_residuals() {
 void Tape::group() {
   for (int32_t i = 0; i < static_cast<int32_t>(ops_.size()); ++i) {
     const Op& op = ops_[i];
-    const bool joins =
-        op.kind == Op::Kind::rows && !regions_.empty() && regions_.back().kind == Op::Kind::rows &&
-        ops_[regions_.back().first].symbol == op.symbol && !op.reads_other_rows;
+    const bool joins = op.kind == Op::Kind::rows && !regions_.empty() &&
+                       regions_.back().kind == Op::Kind::rows &&
+                       ops_[regions_.back().first].symbol == op.symbol && !op.reads_other_rows;
     if (joins)
       regions_.back().last = i + 1;
     else
@@ -873,7 +876,7 @@ class Tape::Replay final : public Program {
         break;
       }
       case Op::Kind::linear: prepare_linear(region, op, threads); break;
-      case Op::Kind::grouped: break;   // when it begins: only then is it known which rows there are
+      case Op::Kind::grouped: break;  // when it begins: only then is it known which rows there are
       case Op::Kind::attention: {
         region.attention = {op.cache,
                             tape_.buffers_[op.q.buffer].rows(op.q.column),
@@ -979,10 +982,10 @@ class Tape::Replay final : public Program {
         const auto pieces = std::clamp<int64_t>(
             static_cast<int64_t>(panels * panel_ns(t1 - t0) / wanted), 1, panels);
         for (int64_t i = 0; i < pieces; ++i)
-          region.group_chunks.push_back(
-              {static_cast<int32_t>(g), static_cast<int32_t>(t0), static_cast<int32_t>(t1),
-               static_cast<int32_t>(panels * i / pieces),
-               static_cast<int32_t>(panels * (i + 1) / pieces)});
+          region.group_chunks.push_back({static_cast<int32_t>(g), static_cast<int32_t>(t0),
+                                         static_cast<int32_t>(t1),
+                                         static_cast<int32_t>(panels * i / pieces),
+                                         static_cast<int32_t>(panels * (i + 1) / pieces)});
       }
     }
     region.chunks = static_cast<int64_t>(region.group_chunks.size());

@@ -153,7 +153,7 @@ class Tape {
   std::vector<int32_t> inputs_;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;  // one for each kind of attention
   std::vector<AttentionKind> kinds_;
-  ExpertPlan expert_plan_;                             // of the experts at hand
+  ExpertPlan expert_plan_;  // of the experts at hand
   int64_t scratch_bytes_ = 0;
   std::vector<std::shared_ptr<void>> scratch_;  // by worker
 };

@@ -50,8 +50,7 @@ void limit_groups(const float* votes, int64_t size, const RouterArgs& router, bo
     for (int64_t i = 0; i < router.group_votes; ++i)
       scores[g] += votes[g * group + take_best(votes + g * group, group, counted + g * group)];
   }
-  for (int64_t i = 0; i < router.kept_groups; ++i)
-    take_best(scores, router.groups, is_kept);
+  for (int64_t i = 0; i < router.kept_groups; ++i) take_best(scores, router.groups, is_kept);
   for (int64_t i = 0; i < size; ++i) taken[i] = !is_kept[i / group];
 }
 

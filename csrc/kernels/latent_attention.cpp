@@ -167,7 +167,8 @@ class Unit {
         return count < length ? count : length;
       };
       const bool is_own = at + length > first_own();
-      if (!(unit_.has_paths && is_own) && seen(unit_.last - 1) > 0) unpack(at, seen(unit_.last - 1), -1);
+      if (!(unit_.has_paths && is_own) && seen(unit_.last - 1) > 0)
+        unpack(at, seen(unit_.last - 1), -1);
       for (int32_t t = unit_.first; t < unit_.last; ++t) {
         const int64_t count = seen(t);
         if (count <= 0) continue;
@@ -257,9 +258,9 @@ class Unit {
   const LatentCache& cache_;
   const AttentionUnit& unit_;
   const int32_t* const table_;
-  const int64_t size_;     // C + R, padded
-  const int64_t panels_;   // of outputs
-  const int64_t stride_;   // of parts
+  const int64_t size_;  // C + R, padded
+  const int64_t panels_;  // of outputs
+  const int64_t stride_;  // of parts
   const int64_t rows_;
   const int64_t chunk_tokens_;
   float* queries_;

@@ -155,9 +155,7 @@ void write_latent(const LatentCache& cache, Rows latents, Rows rotated, const in
       for (int64_t e = rank + rope_dim; e < cache.padded(); ++e) to[e] = convert(0.0f);
     };
     switch (cache.format) {
-      case KVFormat::f32:
-        put(reinterpret_cast<float*>(row), [](float x) { return x; });
-        break;
+      case KVFormat::f32: put(reinterpret_cast<float*>(row), [](float x) { return x; }); break;
       case KVFormat::bf16: {
         put(reinterpret_cast<uint16_t*>(row), to_bf16);
         break;
@@ -168,8 +166,9 @@ void write_latent(const LatentCache& cache, Rows latents, Rows rotated, const in
         const bool is_nan = of_latent.scale != of_latent.scale;
         const I8Scale& s = is_nan || of_latent.scale > of_rotated.scale ? of_latent : of_rotated;
         *cache.scale(row) = s.scale;
-        put(reinterpret_cast<int8_t*>(row),
-            [&](float x) { return int8_t(s.inverse == 0.0f ? 0.0f : std::nearbyint(x * s.inverse)); });
+        put(reinterpret_cast<int8_t*>(row), [&](float x) {
+          return int8_t(s.inverse == 0.0f ? 0.0f : std::nearbyint(x * s.inverse));
+        });
         break;
       }
       case KVFormat::f8e4m3: put(row, to_f8e4m3); break;
