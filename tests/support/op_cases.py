@@ -90,6 +90,14 @@ def a_broken_row_stays_alone(b: Bench, bad: float) -> None:
     b.close(np.delete(actual, 4, axis=0), np.delete(expected, 4, axis=0), 1e-4)
 
 
+@cases("rms_norm", shape=[(3, 33), (5, 4, 24)])
+def root_mean_square_without_weight(b: Bench, shape: tuple[int, ...]) -> None:
+    x = b.normal(*shape)
+    wide = x.astype(np.float64)
+    expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6)
+    b.close(b.op(b.put(x), None, 1e-6), expected)
+
+
 @cases("rms_norm", shape=[(1, 8), (3, 33), (5, 4, 24)], size=[1e-4, 1.0, 1e4])
 def root_mean_square(b: Bench, shape: tuple[int, ...], size: float) -> None:
     x, weight = size * b.normal(*shape), b.normal(shape[-1])
