@@ -32,6 +32,8 @@ ENGINES: dict[str, dict[str, object]] = {
 MODELS = [
     *(("float32", family) for family in FAMILIES),
     *(("8 bits", family) for family in FAMILIES),
+    ("float32", "bloom"),  # linear biases
+    ("4 bits", "gpt2"),  # positions in a table
     ("float32", "deepseek_v3"),
     ("8 bits", "qwen2_moe"),
     ("4 bits", "gemma3_text"),

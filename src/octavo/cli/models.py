@@ -15,7 +15,7 @@ def models(*, as_json: bool) -> None:
     """Print a line for each family."""
     gguf = {one.model_type: name for name, one in reversed(GGUF_ARCHITECTURES.items())}
     gguf |= _UNDER_OTHER_NAMES
-    rows = [
+    rows: list[dict[str, str | None]] = [
         {
             "models": family.models,
             "architecture": family.architecture,
@@ -28,11 +28,15 @@ def models(*, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    titles = {"models": "models", "architecture": "architecture", "gguf": "GGUF"}
+    titles: dict[str, str | None] = {
+        "models": "models",
+        "architecture": "architecture",
+        "gguf": "GGUF",
+    }
     widths = {key: max(len(row[key] or "-") for row in rows) for key in titles}
     for row in [{**titles, "verified": "verified by"}, *rows]:
         cells = [f"{row[key] or '-':{width}}" for key, width in widths.items()]
-        print("  ".join([*cells, str(row["verified"])]))
+        print("  ".join([*cells, row["verified"] or ""]))
     print(
         "\nTests compare the logits of tiny random checkpoints in float32, on both backends, within"
         " 2e-4."

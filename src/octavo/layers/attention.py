@@ -157,10 +157,14 @@ def _projections(
         whole = f"{name}.{stored.fused}"
         places = [(whole, sum(counts[:i]), count) for i, count in enumerate(counts)]
         outputs = {whole: sum(counts) * size}
-    if not stored.is_grouped and not stored.is_interleaved:
+    rotated = rope.size if stored.is_interleaved and rope is not None else 0
+    if not stored.is_grouped and not rotated:
         return outputs, None
     order = []
     for kind, (tensor, first_head, count) in enumerate(places):
+        if not stored.is_grouped and kind == 2:  # values come as they are stored
+            order.append((tensor, range(first_head * size, (first_head + count) * size)))
+            continue
         for head in range(count):
             at = first_head + head
             if stored.is_grouped:  # q ... q k v of the first key head, then of the second
@@ -168,7 +172,7 @@ def _projections(
                 group, within = divmod(head, sharing) if kind == 0 else (head, sharing + kind - 1)
                 at = group * (sharing + 2) + within
             rows = [range(at * size, (at + 1) * size)]
-            if stored.is_interleaved and rope is not None and kind < 2:
-                rows = sorted_pairs(at * size, size, rope.size)
+            if rotated and kind < 2:
+                rows = sorted_pairs(at * size, size, rotated)
             order += [(tensor, part) for part in rows]
     return outputs, order
