@@ -150,7 +150,8 @@ def hf_config(file: GGUFHeader) -> dict[str, Any]:
         config |= _gemma3_keys(keys, config)
     else:
         config["rope_parameters"] = _rope_parameters(keys, head_dim)
-        config |= _FURTHER.get(architecture, lambda keys, config: {})(keys, config)
+        if architecture in _FURTHER:
+            config |= _FURTHER[architecture](keys, config)
     return config | _token_ids(file)
 
 
