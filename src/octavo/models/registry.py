@@ -66,8 +66,7 @@ def architectures() -> tuple[str, ...]:
 def build_model(config: Mapping[str, Any]) -> CausalLM:
     """The model that a config.json describes, without weights: cheap, and enough for sizing.
 
-    Raises ConfigError for an unknown architecture, a quantized checkpoint, or a config that
-    contradicts itself.
+    Raises ConfigError for an unknown architecture, or a config that contradicts itself.
     """
     known = architectures()
     named = config.get("architectures") or [None]
@@ -80,16 +79,4 @@ def build_model(config: Mapping[str, Any]) -> CausalLM:
         raise ConfigError(
             f"architecture {asked} is not built yet; those that are: {', '.join(known)}"
         )
-    _refuse_quantized(config)
     return family.build(ModelConfig(config))
-
-
-def _refuse_quantized(config: Mapping[str, Any]) -> None:
-    quantization = config.get("quantization_config")
-    if not quantization:
-        return
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-    raise ConfigError(
-        f"the checkpoint is quantized with {method!r}, which is not built yet; use the unquantized"
-        " model, or a GGUF file"
-    )

@@ -11,6 +11,7 @@ others only float32 can be read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -28,7 +29,8 @@ Codes = Literal["int4", "int8", "table", "fp8"]
     fp8     the bits of a float8_e4m3fn
 """
 
-_ZERO = {"int4": 8, "int8": 128}
+ZERO: Mapping[Codes, int] = {"int4": 8, "int8": 128}
+"""The code that stands for 0 where there are no minimums."""
 
 
 class GroupedLayout(NamedTuple):
@@ -58,7 +60,7 @@ class GroupedRows(NamedTuple):
 
 class GroupedTensor(Protocol):
     """A quantized matrix (O, I) of a checkpoint, which is read when it is needed, from several
-    threads at once.
+    threads at once. Matrices in one tensor, (E, O, I), are one under another: (E * O, I).
     """
 
     @property
@@ -81,19 +83,26 @@ def repeat_groups(values: np.ndarray, group_size: int, inputs: int) -> np.ndarra
     return np.repeat(values, group_size, axis=1)[:, :inputs]
 
 
-def dequantize(layout: GroupedLayout, rows: GroupedRows) -> np.ndarray:
-    """The weights (rows, I) float32, columns as `rows` has them."""
-    codes, inputs = rows.codes, rows.codes.shape[1]
+def code_values(layout: GroupedLayout, codes: np.ndarray) -> np.ndarray:
+    """What codes stand for, before scale and minimum, float32."""
     if layout.codes == "table":
         if layout.table is None:
             raise InvariantError("a layout of table codes has no table")
-        values = np.array(layout.table, np.float32)[codes]
-    elif layout.codes == "fp8":
-        values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    else:
-        values = codes.astype(np.float32)
-        if not layout.has_mins:
-            values -= _ZERO[layout.codes]
+        table: np.ndarray = np.array(layout.table, np.float32)
+        return table.take(codes)
+    if layout.codes == "fp8":
+        floats: np.ndarray = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        return floats
+    values = codes.astype(np.float32)
+    if not layout.has_mins:
+        values -= ZERO[layout.codes]
+    return values
+
+
+def dequantize(layout: GroupedLayout, rows: GroupedRows) -> np.ndarray:
+    """The weights (rows, I) float32, columns as `rows` has them."""
+    inputs = rows.codes.shape[1]
+    values = code_values(layout, rows.codes)
     values *= repeat_groups(rows.scales, layout.group_size, inputs)
     if rows.mins is not None:
         values += repeat_groups(rows.mins, layout.group_size, inputs)

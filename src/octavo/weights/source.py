@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo.core.errors import ConfigError
 from octavo.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from octavo.weights.safetensors_folder import SafetensorsFolder
 
 DEFAULT = "default"
 _FORMS = (
@@ -48,7 +52,7 @@ def open_checkpoint(
     from octavo.weights.safetensors_folder import NO_PICKLES, PICKLE_SUFFIXES, SafetensorsFolder
 
     if path.is_dir():
-        return SafetensorsFolder(path)
+        return _opened(SafetensorsFolder(path))
     if path.is_file():
         if path.suffix in PICKLE_SUFFIXES:
             raise ConfigError(f"{path} is a pickle file. {NO_PICKLES}")
@@ -72,5 +76,16 @@ def open_checkpoint(
         folder = hub.download_model(
             model, revision=revision, download_dir=download_dir, token=token
         )
-        return SafetensorsFolder(folder, model)
+        return _opened(SafetensorsFolder(folder, model))
     raise ConfigError(f"there is no model {model!r}; {_FORMS}")
+
+
+def _opened(folder: SafetensorsFolder) -> Checkpoint:
+    from octavo.quantization.detection import quantization_of
+
+    quantization = quantization_of(folder.config)
+    if quantization is None:
+        return folder
+    from octavo.weights.quantized_checkpoint import QuantizedCheckpoint
+
+    return QuantizedCheckpoint(folder, quantization)

@@ -1,0 +1,204 @@
+"""compressed-tensors, what llm-compressor writes and vLLM reads. Source:
+https://github.com/vllm-project/compressed-tensors.
+
+Which of its formats a matrix has shows in its tensors:
+
+    weight_packed int32     integers of 1 to 8 bits, each row a stream of bits ("pack-quantized");
+      weight_shape (2,)     the codes are the signed values plus 2 ** (bits - 1)
+    weight int8             ("int-quantized", "naive-quantized")
+    weight float8_e4m3fn    ("float-quantized", "naive-quantized", "mxfp8-quantized")
+    weight_packed uint8     4-bit floats: NVFP4 with weight_global_scale, MXFP4 without
+
+weight_scale has a shape of `scales.Scales`. weight_zero_point, where there is one: int8 of the same
+shape, or packed like codes, each column a stream. weight_g_idx (I,) is the group of each input.
+Activations are not rounded here, so what says how is left unread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from octavo.core.errors import ConfigError
+from octavo.quantization.bits import WORD_BITS, unpack
+from octavo.quantization.fp4 import FP4Matrix
+from octavo.quantization.fp8 import E4M3, FP8Matrix
+from octavo.quantization.matrix import QuantizedMatrix
+from octavo.quantization.scales import Scales, one_scale
+from octavo.quantization.source import Part, Scheme, Source
+
+
+def matrices(scheme: Scheme, source: Source) -> Iterator[QuantizedMatrix]:
+    """Raises ConfigError for sparse formats, and tensors that don't fit together."""
+    sparsity = scheme.part("sparsity_config").text("format", "dense")
+    if sparsity != "dense":
+        raise ConfigError(
+            f"{source.name} leaves out zeros ({sparsity!r}), which is not read; use the model's "
+            "dense version"
+        )
+    for name, spec in source.tensors.items():
+        module, _, kind = name.rpartition(".")
+        if kind == "weight_packed":
+            weights = _weights_of(scheme, module)
+            if spec.dtype == "uint8":
+                yield _fp4_matrix(module, source)
+            else:
+                yield IntegerMatrix(module, weights, source, is_packed=True)
+        elif kind == "weight" and spec.dtype == "int8":
+            yield IntegerMatrix(module, _weights_of(scheme, module), source, is_packed=False)
+        elif kind == "weight" and spec.dtype == E4M3:
+            yield _fp8_matrix(module, _weights_of(scheme, module), source)
+
+
+def _weights_of(scheme: Scheme, module: str) -> Scheme:
+    """How the weights of a module are quantized: by the group of the config that names it, or
+    matches it by a regular expression, or else that is for a class of modules.
+    """
+    of_class: Scheme | None = None
+    groups = scheme.part("config_groups")
+    for key in groups.values:
+        group = groups.part(key)
+        targets = group.values.get("targets")
+        if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
+            raise group.error("targets", "a list of strings")
+        if any(_names(group, target, module) for target in targets):
+            return group.part("weights")
+        if of_class is None and any(target.isidentifier() for target in targets):
+            of_class = group.part("weights")
+    if of_class is None:
+        raise ConfigError(
+            f"config.json: none of {groups.name} is for {module!r}, which is quantized; fetch the "
+            "model again"
+        )
+    return of_class
+
+
+def _names(group: Scheme, target: str, module: str) -> bool:
+    if not target.startswith("re:"):
+        return target == module
+    try:
+        return re.match(target.removeprefix("re:"), module) is not None
+    except re.error as error:
+        raise group.error("targets", f"a list of names and regular expressions ({error})") from None
+
+
+def _group_size(weights: Scheme) -> int | None:
+    """Inputs that share a scale; None for all of a row."""
+    size = weights.integer("group_size", -1, range(-1, 1 << 31))
+    return size if size > 0 else None
+
+
+def _fp4_matrix(module: str, source: Source) -> FP4Matrix:
+    packed = Part(source, f"{module}.weight_packed", ("uint8",))
+    divisor = f"{module}.weight_global_scale"
+    is_nvfp4 = divisor in source.tensors
+    return FP4Matrix(
+        f"{module}.weight",
+        source,
+        packed,
+        f"{module}.weight_scale",
+        group=16 if is_nvfp4 else 32,
+        factor=1 / one_scale(source, divisor) if is_nvfp4 else None,
+        parts=(divisor,) if is_nvfp4 else (),
+    )
+
+
+def _fp8_matrix(module: str, weights: Scheme, source: Source) -> FP8Matrix:
+    block: Any = weights.values.get("block_structure")
+    if isinstance(block, str):  # as "128x128", in older files
+        block = [int(size) for size in block.split("x") if size.isdecimal()]
+    if block is None and (size := _group_size(weights)) is not None:
+        block = [1, size]
+    if block is not None and not (
+        isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
+    ):
+        raise weights.error("block_structure", "two positive integers")
+    return FP8Matrix(f"{module}.weight", f"{module}.weight_scale", source, block)
+
+
+class IntegerMatrix(QuantizedMatrix):
+    """weights: what the config says of them. is_packed: into words; otherwise each takes a byte."""
+
+    def __init__(self, module: str, weights: Scheme, source: Source, *, is_packed: bool) -> None:
+        bits = weights.integer("num_bits", 8, range(1, 9)) if is_packed else 8
+        if is_packed:
+            self._weight = Part(source, f"{module}.weight_packed", ("int32",))
+            shape = Part(source, f"{module}.weight_shape", ("int64", "int32"), (2,)).read()
+            outputs, inputs = (int(n) for n in shape)
+            parts = [self._weight.name, f"{module}.weight_shape"]
+            needed = (outputs, -(-inputs * bits // WORD_BITS))
+        else:
+            self._weight = Part(source, f"{module}.weight", ("int8",))
+            outputs, inputs = self._weight.shape if len(self._weight.shape) == 2 else (0, 0)
+            parts = [self._weight.name]
+            needed = (outputs, inputs)
+        if self._weight.shape != needed or not outputs:
+            raise ConfigError(
+                f"{source.name}: tensor {self._weight.name!r} is {list(self._weight.shape)}, and "
+                f"with {bits} bits a weight {list(needed)} is expected; fetch the model again"
+            )
+        self._is_packed = is_packed
+        self._scales = Scales(
+            source, f"{module}.weight_scale", (outputs, inputs), group=_group_size(weights)
+        )
+        parts.append(self._scales.part.name)
+        group, group_of = self._scales.group, None
+        groups = -(-inputs // group)
+        self._zeros: Part | None = None
+        if (name := f"{module}.weight_zero_point") in source.tensors:
+            packed = (-(-outputs * bits // WORD_BITS), groups)
+            shapes = {"int32": (packed,), "int8": ((outputs, groups), (1,), ())}
+            stored = str(source.tensors[name].dtype)
+            self._zeros = Part(source, name, tuple(shapes), *shapes.get(stored, ()))
+            parts.append(name)
+        if (name := f"{module}.weight_g_idx") in source.tensors:
+            indices = Part(source, name, ("int32", "int64"), (inputs,))
+            parts.append(name)
+            group_of = _groups_of_inputs(indices, groups, source)
+        super().__init__(
+            f"{module}.weight",
+            (outputs, inputs),
+            f"compressed-tensors int{bits}",
+            tuple(parts),
+            group=group,
+            bits=bits,
+            group_of=group_of,
+        )
+
+    def codes(self, rows: slice) -> np.ndarray:
+        stored = self._weight.read(rows)
+        if self._is_packed:
+            return unpack(stored, self._bits)[:, : self.inputs]
+        return stored.view(np.uint8) ^ np.uint8(128)
+
+    def scales(self, rows: slice) -> np.ndarray:
+        return self._scales.read(rows)
+
+    def zeros(self, rows: slice) -> np.ndarray | None:
+        if self._zeros is None:
+            return None
+        first, last, _ = rows.indices(self.shape[0])
+        if self._zeros.dtype == "int8":
+            stored = self._zeros.read()
+            wide = stored.astype(np.int16) + self._middle
+            if stored.size == 1:
+                return np.full((last - first, 1), wide.reshape(()))
+            return wide[rows]
+        block = first // WORD_BITS  # so many outputs take whole words
+        words = self._zeros.read(slice(block * self._bits, -(-last // WORD_BITS) * self._bits))
+        return unpack(words.T, self._bits)[:, first - block * WORD_BITS :][:, : last - first].T
+
+
+def _groups_of_inputs(indices: Part, groups: int, source: Source) -> np.ndarray | None:
+    group_of = indices.read().astype(np.int64)
+    if (group_of == -1).all():  # so it says that groups are side by side
+        return None
+    if not ((group_of >= 0) & (group_of < groups)).all():
+        raise ConfigError(
+            f"{source.name}: tensor {indices.name!r} names groups beyond the {groups} that there "
+            "are; fetch the model again"
+        )
+    return group_of

@@ -1,0 +1,75 @@
+"""Which format a checkpoint is quantized in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from octavo.core.errors import ConfigError
+from octavo.quantization import (
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fp4,
+    fp8,
+    gptq,
+)
+from octavo.quantization.matrix import QuantizedMatrix
+from octavo.quantization.source import Scheme, Source
+
+Reader = Callable[[Scheme, Source], Iterator[QuantizedMatrix]]
+
+READERS: Mapping[str, Reader] = {
+    "awq": awq.matrices,
+    "bitsandbytes": bitsandbytes.matrices,
+    "compressed-tensors": compressed_tensors.matrices,
+    "fbgemm_fp8": fp8.matrices,
+    "fp8": fp8.matrices,
+    "gptq": gptq.matrices,
+    "modelopt": fp8.modelopt_matrices,
+    "mxfp4": fp4.mxfp4_matrices,
+}
+"""By config.json's quant_method."""
+
+_ACTIVATION_SCALES = ("input_scale", "output_scale", "input_global_scale", "activation_scale")
+
+
+def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """config.json's quantization_config, of the part that writes if there are others; None if the
+    checkpoint is not quantized. Raises ConfigError for one that is no object.
+    """
+    inner = config.get("text_config")
+    for values in (config, inner if isinstance(inner, Mapping) else {}):
+        found = values.get("quantization_config")
+        if found is not None and not isinstance(found, Mapping):
+            raise ConfigError(
+                f"config.json: quantization_config is {found!r:.200}, not an object; fetch the "
+                "model again"
+            )
+        if found:
+            return found
+    return None
+
+
+def quantized_matrices(quantization: Mapping[str, Any], source: Source) -> list[QuantizedMatrix]:
+    """All that are, of a checkpoint with this quantization_config. Reads what is small.
+
+    Raises ConfigError for a format that is not read here, naming those that are, and for tensors
+    that don't fit together.
+    """
+    method = str(quantization.get("quant_method") or "")
+    reader = READERS.get(method)
+    if reader is None and quantization.get("quant_algo"):  # as ModelOpt's own file has it
+        reader = fp8.modelopt_matrices
+    if reader is None:
+        raise ConfigError(
+            f"{source.name} is quantized with {method or 'no named method'!r}, which is not read; "
+            f"{', '.join(READERS)} and GGUF files are. Use the model in one of these, or the "
+            "unquantized model with --quantization int8 or int4"
+        )
+    return list(reader(Scheme(quantization), source))
+
+
+def is_for_activations(tensor: str) -> bool:
+    """Whether a tensor is only for rounding activations, which isn't done here."""
+    return tensor.endswith(_ACTIVATION_SCALES)

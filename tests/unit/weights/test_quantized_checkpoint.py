@@ -1,0 +1,202 @@
+"""What is refused of quantized checkpoints, and what their tensors are seen as."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.core.errors import ConfigError
+from octavo.weights import open_checkpoint
+from octavo.weights.safetensors_writer import write_safetensors
+from support.configs import LLAMA
+from support.quantized_files import (
+    Case,
+    awq,
+    bitsandbytes_4bit,
+    bitsandbytes_int8,
+    compressed,
+    fp4,
+    fp8,
+    gptq,
+)
+
+MODULE = "model.layers.0.mlp.up_proj"
+WEIGHTS = np.random.default_rng(0).normal(size=(48, 64)).astype(np.float32)
+
+
+def write(
+    folder: Path,
+    case: Case,
+    *,
+    config: Mapping[str, Any] | None = None,
+    change: Callable[[dict[str, np.ndarray]], object] = lambda parts: None,
+    **more: np.ndarray,
+) -> Path:
+    """One matrix. config: keys of quantization_config that differ. change: of its parts."""
+    parts = case.store(WEIGHTS).parts
+    change(parts)
+    tensors = {f"{MODULE}{suffix}": array for suffix, array in parts.items()} | more
+    write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
+    quantization = {**case.config, **(config or {})}
+    text = json.dumps(LLAMA | {"quantization_config": quantization})
+    (folder / "config.json").write_text(text)
+    return folder
+
+
+def cut(suffix: str) -> Callable[[dict[str, np.ndarray]], object]:
+    """Takes the last row of a part away."""
+    return lambda parts: parts.update({suffix: parts[suffix][:-1]})
+
+
+def without(suffix: str) -> Callable[[dict[str, np.ndarray]], object]:
+    return lambda parts: parts.pop(suffix)
+
+
+def put(suffix: str, array: np.ndarray) -> Callable[[dict[str, np.ndarray]], object]:
+    return lambda parts: parts.update({suffix: array})
+
+
+@pytest.mark.parametrize(
+    ("case", "arguments", "message"),
+    [
+        (gptq(), {"config": {"quant_method": "aqlm"}}, "'aqlm'.*is not read; awq, .*--quantiz"),
+        (gptq(), {"config": {"quant_method": None}}, "no named method"),
+        (gptq(), {"config": {"checkpoint_format": "marlin"}}, "one GPU kernel .'marlin'"),
+        (gptq(), {"config": {"bits": 5}}, "quantization_config.bits is 5.*2, 3, 4, 8"),
+        (gptq(), {"config": {"bits": "4"}}, "quantization_config.bits is '4'"),
+        (gptq(), {"config": {"dynamic": {"+:(": {}}}}, "dynamic.*regular expressions"),
+        (gptq(), {"config": {"group_size": 16}}, "up_proj.scales' is float16.*4, 48"),
+        (gptq(), {"change": without(".scales")}, "no tensor 'model.layers.0.mlp.up_proj.scales'"),
+        (gptq(sym=False), {"change": without(".qzeros")}, "no tensor .*qzeros.*symmetric"),
+        (gptq(), {"change": cut(".qzeros")}, "up_proj.qzeros' is int32 .1, 6. where.*2, 6"),
+        (gptq(), {"change": put(".g_idx", np.full(64, 2, np.int32))}, "beyond the 2 that"),
+        (gptq(), {"change": put(".qweight", np.zeros(8, np.int32))}, "no whole rows of 4 bits"),
+        (awq(), {"config": {"version": "gemv"}}, "one GPU kernel .'gemv'.*'gemm'"),
+        (awq(), {"change": without(".qzeros")}, "no tensor .*qzeros.*zero_point: false"),
+        (awq(), {"config": {"bits": 8}}, "quantization_config.bits is 8, but one of 4"),
+        (
+            compressed(),
+            {"config": {"sparsity_config": {"format": "sparse-24-bitmask"}}},
+            "leaves out zeros .'sparse-24-bitmask'",
+        ),
+        (compressed(), {"config": {"config_groups": {}}}, "config_groups is for 'model.layers.0"),
+        (
+            compressed(),
+            {"config": {"config_groups": {"group_0": {"targets": "Linear"}}}},
+            "config_groups.group_0.targets is 'Linear', but a list of strings",
+        ),
+        (compressed(), {"change": cut(".weight_packed")}, "weight_packed' is .47, 8., and with 4"),
+        (compressed(), {"change": cut(".weight_scale")}, "weight_scale' is bfloat16 .47, 2."),
+        (
+            compressed(),
+            {"change": put(".weight_shape", np.array([-1, -1]))},
+            "weight_packed' is .48, 8.*-1",
+        ),
+        (fp8("block"), {"config": {"weight_block_size": [0, 32]}}, "two positive integers"),
+        (fp8("block"), {"change": cut(".weight_scale_inv")}, "weight_scale_inv' is float32 .1, 2."),
+        (fp8("output"), {"change": without(".weight_scale")}, "no tensor .*up_proj.weight_scale'"),
+        (
+            fp4("nvfp4"),
+            {"change": put(".weight_global_scale", np.zeros(1, np.float32))},
+            "weight_global_scale' is 0.0, and a scale must be a positive number",
+        ),
+        (fp4("nvfp4", "modelopt"), {"config": {"quant_algo": "W4A8"}}, "quant_algo is 'W4A8'"),
+        (
+            bitsandbytes_int8(),
+            {"change": put(".weight_format", np.array(2, np.uint8))},
+            "laid out for one GPU",
+        ),
+        (
+            bitsandbytes_4bit("nf4", is_nested=False),
+            {"change": put(".weight.quant_state.bitsandbytes__nf4", np.zeros(4, np.uint8))},
+            "no description of an NF4 or FP4 matrix",
+        ),
+        (
+            bitsandbytes_4bit("nf4", is_nested=True),
+            {"change": cut(".weight.nested_absmax")},
+            "nested_absmax' is float32",
+        ),
+        (
+            bitsandbytes_4bit("nf4", is_nested=False),
+            {"change": cut(".weight")},
+            "has 1535 bytes for 48 rows of 64 weights of 4 bits",
+        ),
+    ],
+)
+def test_what_does_not_fit_its_format_is_refused(
+    tmp_path: Path, case: Case, arguments: dict[str, Any], message: str
+) -> None:
+    checkpoint = open_checkpoint(str(write(tmp_path, case, **arguments)))
+    assert checkpoint.config["hidden_size"] == 64  # metadata can be read in any case
+    with pytest.raises(ConfigError, match=message):
+        checkpoint.tensors  # noqa: B018
+
+
+def test_a_quantization_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, gptq())
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": "gptq"}))
+    with pytest.raises(ConfigError, match="quantization_config is 'gptq', not an object"):
+        open_checkpoint(str(tmp_path))
+
+
+def test_scales_of_activations_are_left_out(tmp_path: Path) -> None:
+    scale = {f"{MODULE}.input_scale": np.array(0.5, np.float32)}
+    checkpoint = open_checkpoint(str(write(tmp_path, fp8("tensor"), **scale)))
+    assert set(checkpoint.tensors) == {f"{MODULE}.weight"}
+    assert checkpoint.tensors[f"{MODULE}.weight"].dtype == "FP8"
+
+
+def test_the_content_changes_with_what_the_config_says_of_it(tmp_path: Path) -> None:
+    write(tmp_path, gptq())
+    before = open_checkpoint(str(tmp_path)).content_id()
+    assert open_checkpoint(str(tmp_path)).content_id() == before
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"checkpoint_format": "gptq"', '"format": "gptq_v2"'))
+    assert open_checkpoint(str(tmp_path)).content_id() != before
+
+
+def test_modules_that_gptqmodel_treats_differently(tmp_path: Path) -> None:
+    of_up = {r"+:.*\.up_proj": {"bits": 8, "group_size": 16}, r"-:.*\.down_proj": {}}
+    config = {"dynamic": of_up, "bits": 4, "group_size": 32}
+    checkpoint = open_checkpoint(str(write(tmp_path, gptq(8, 16), config=config)))
+    expected = gptq(8, 16).store(WEIGHTS).weights
+    np.testing.assert_array_equal(checkpoint.read(f"{MODULE}.weight"), expected)
+
+
+def test_groups_of_a_compressed_config_are_found_by_name(tmp_path: Path) -> None:
+    of_others = {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}
+    of_up = {"targets": [r"re:.*\.up_proj$"], "weights": {"num_bits": 8, "group_size": 16}}
+    config = {"config_groups": {"group_0": of_others, "group_1": of_up}}
+    checkpoint = open_checkpoint(str(write(tmp_path, compressed(8, 16), config=config)))
+    expected = compressed(8, 16).store(WEIGHTS).weights
+    np.testing.assert_array_equal(checkpoint.read(f"{MODULE}.weight"), expected)
+
+
+def test_experts_in_mxfp4_are_seen_as_they_are_stored(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    experts = "model.layers.0.mlp.experts.gate_up_proj"
+    blocks = generator.integers(256, size=(3, 10, 2, 16), dtype=np.uint8)
+    exponents = generator.integers(120, 130, size=(3, 10, 2), dtype=np.uint8)
+    tensors = {f"{experts}_blocks": blocks, f"{experts}_scales": exponents}
+    write_safetensors(tmp_path / "model.safetensors", tensors, {})
+    config = LLAMA | {"quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    checkpoint = open_checkpoint(str(tmp_path))
+    assert checkpoint.tensors[experts].shape == (3, 10, 64)
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    table = np.concatenate([magnitudes, -magnitudes])
+    codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(3, 10, 2, 32)
+    expected = table[codes] * np.exp2(exponents.astype(float) - 127)[..., None]
+    expected = expected.reshape(3, 10, 64)
+    np.testing.assert_array_equal(checkpoint.read(experts), expected)
+    np.testing.assert_array_equal(checkpoint.read(experts, slice(1, 3)), expected[1:3])
+    grouped = checkpoint.grouped(experts)
+    assert grouped is not None
+    assert grouped.layout.scale_dtype == "float16"
+    np.testing.assert_array_equal(grouped.read(slice(15, 20)).codes, codes[1, 5:].reshape(5, 64))
