@@ -79,14 +79,13 @@ def test_the_neutral_form_loses_nothing(
         rows, values = tensor.read(part), checkpoint.read(name, part)
         assert rows.codes.dtype == np.uint8
         assert rows.scales.dtype == np.float32
-        assert (rows.mins is not None) == tensor.layout.has_mins
+        assert rows.mins is None
+        assert (rows.zeros is not None) == tensor.layout.has_zeros
         weights = dequantize(tensor.layout, rows)
         order = tensor.input_order
         expected = values if order is None else values[:, order]
-        largest = np.abs(expected).max()
-        np.testing.assert_allclose(weights, expected, rtol=3e-7, atol=largest * 1e-6)
-        if tensor.layout.scale_dtype == "float16":
-            np.testing.assert_array_equal(rows.scales.astype(np.float16), rows.scales)
+        np.testing.assert_array_equal(weights, expected)
+        np.testing.assert_array_equal(rows.scales.astype(tensor.layout.scale_dtype), rows.scales)
     assert is_grouped == (case not in ODD_GROUPS)
 
 

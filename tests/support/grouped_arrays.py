@@ -21,12 +21,15 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 LAYOUTS = (
     GroupedLayout("int4", scale_dtype="float16"),
     GroupedLayout("int4"),
+    GroupedLayout("int4", scale_dtype="bfloat16"),
     GroupedLayout("int4", has_mins=True),
+    GroupedLayout("int4", has_zeros=True, scale_dtype="float16"),
     GroupedLayout("int4", group_size=16),
     GroupedLayout("int4", group_size=16, has_mins=True),
     GroupedLayout("int8", scale_dtype="float16"),
     GroupedLayout("int8"),
     GroupedLayout("int8", has_mins=True),
+    GroupedLayout("int8", has_zeros=True),
     GroupedLayout("int8", group_size=16),
     GroupedLayout("table", table=E2M1),
     GroupedLayout("table", group_size=16, table=E2M1),
@@ -59,8 +62,12 @@ class GroupedArray:
         scales = generator.uniform(0.5, 2.0, (outputs, groups)) / most[layout.codes]
         mins = -scales * most[layout.codes] * generator.uniform(0.8, 1.2, scales.shape)
         rounded = [a.astype(layout.scale_dtype).astype(np.float32) for a in (scales, mins)]
+        zeros = generator.integers(16 if layout.codes == "int4" else 256, size=scales.shape)
         rows = GroupedRows(
-            codes.astype(np.uint8), rounded[0], rounded[1] if layout.has_mins else None
+            codes.astype(np.uint8),
+            rounded[0],
+            rounded[1] if layout.has_mins else None,
+            zeros.astype(np.float32) if layout.has_zeros else None,
         )
         return cls(layout, rows)
 
@@ -96,5 +103,4 @@ class GroupedTensorOf:
         return self.array.input_order
 
     def read(self, rows: slice) -> GroupedRows:
-        codes, scales, mins = self.array.rows
-        return GroupedRows(codes[rows], scales[rows], None if mins is None else mins[rows])
+        return GroupedRows(*(None if one is None else one[rows] for one in self.array.rows))

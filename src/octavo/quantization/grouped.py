@@ -4,6 +4,7 @@ Whatever a checkpoint's format, what lies above sees its matrices like this, in 
 row; longer groups of a format repeat their scale. A weight is
 
     w = scale * value(code) + min        value is what `Codes` says; without minimums, min is 0
+    w = scale * (code - zero)            with zero points instead
 
 in float32, each step rounded. Formats whose values fit this exactly offer a `GroupedTensor`; of the
 others only float32 can be read.
@@ -20,42 +21,45 @@ import numpy as np
 
 from octavo.core.errors import InvariantError
 
+ScaleDtype = Literal["float16", "bfloat16", "float32"]
 Codes = Literal["int4", "int8", "table", "fp8"]
 """What a code, one of the unsigned bytes, stands for:
 
-    int4    0..15:  code - 8, or with minimums code
-    int8    0..255: code - 128, or with minimums code
+    int4    0..15:  code - 8, or with minimums or zero points code
+    int8    0..255: code - 128, or with minimums or zero points code
     table   0..15:  entry `code` of the layout's table
     fp8     the bits of a float8_e4m3fn
 """
 
 ZERO: Mapping[Codes, int] = {"int4": 8, "int8": 128}
-"""The code that stands for 0 where there are no minimums."""
+"""The code that stands for 0 where there are neither minimums nor zero points."""
 
 
 class GroupedLayout(NamedTuple):
     """What is known of a matrix (O, I) before its rows are read.
 
-    group_size: 16 or 32 inputs; the last group of a row may be shorter. scale_dtype: "float16" if
-    that holds every scale and minimum exactly, else "float32". table: of "table", 16 values that
-    float32 holds.
+    group_size: 16 or 32 inputs; the last group of a row may be shorter. scale_dtype: that holds
+    every scale and minimum exactly. table: of "table", 16 values that float32 holds. has_zeros:
+    zero points, integers in the range of the codes; never beside minimums.
     """
 
     codes: Codes
     group_size: int = 32
     has_mins: bool = False
-    scale_dtype: Literal["float16", "float32"] = "float32"
+    scale_dtype: ScaleDtype = "float32"
     table: tuple[float, ...] | None = None
+    has_zeros: bool = False
 
 
 class GroupedRows(NamedTuple):
-    """Rows of a matrix. codes: (rows, I) uint8. scales: (rows, groups) float32. mins: the same, or
-    None.
+    """Rows of a matrix. codes: (rows, I) uint8. scales: (rows, groups) float32. mins, zeros: the
+    same, or None.
     """
 
     codes: np.ndarray
     scales: np.ndarray
     mins: np.ndarray | None = None
+    zeros: np.ndarray | None = None
 
 
 class GroupedTensor(Protocol):
@@ -84,7 +88,7 @@ def repeat_groups(values: np.ndarray, group_size: int, inputs: int) -> np.ndarra
 
 
 def code_values(layout: GroupedLayout, codes: np.ndarray) -> np.ndarray:
-    """What codes stand for, before scale and minimum, float32."""
+    """What codes stand for, float32: before scale and minimum, and a zero point of their group."""
     if layout.codes == "table":
         if layout.table is None:
             raise InvariantError("a layout of table codes has no table")
@@ -94,7 +98,7 @@ def code_values(layout: GroupedLayout, codes: np.ndarray) -> np.ndarray:
         floats: np.ndarray = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
         return floats
     values = codes.astype(np.float32)
-    if not layout.has_mins:
+    if not (layout.has_mins or layout.has_zeros):
         values -= ZERO[layout.codes]
     return values
 
@@ -103,6 +107,8 @@ def dequantize(layout: GroupedLayout, rows: GroupedRows) -> np.ndarray:
     """The weights (rows, I) float32, columns as `rows` has them."""
     inputs = rows.codes.shape[1]
     values = code_values(layout, rows.codes)
+    if rows.zeros is not None:
+        values -= repeat_groups(rows.zeros, layout.group_size, inputs)
     values *= repeat_groups(rows.scales, layout.group_size, inputs)
     if rows.mins is not None:
         values += repeat_groups(rows.mins, layout.group_size, inputs)
@@ -130,9 +136,12 @@ class _Columns:
         return self.tensor.layout
 
     def read(self, rows: slice) -> GroupedRows:
-        codes, scales, mins = self.tensor.read(rows)
+        whole = self.tensor.read(rows)
         size, columns = self.layout.group_size, self.columns
         groups = slice(columns.start // size, -(-columns.stop // size))
         return GroupedRows(
-            codes[:, columns], scales[:, groups], None if mins is None else mins[:, groups]
+            whole.codes[:, columns],
+            whole.scales[:, groups],
+            None if whole.mins is None else whole.mins[:, groups],
+            None if whole.zeros is None else whole.zeros[:, groups],
         )

@@ -13,6 +13,7 @@ from octavo.quantization.grouped import (
     Codes,
     GroupedLayout,
     GroupedRows,
+    ScaleDtype,
     code_values,
     repeat_groups,
 )
@@ -124,7 +125,7 @@ class QuantizedMatrix(ABC):
 
     @cached_property
     def _zero(self) -> int | None:
-        """That of all groups, if the neutral form then does without minimums."""
+        """That of all groups, if the neutral form then does without zero points."""
         zero = self._middle
         found = [
             zeros
@@ -144,36 +145,41 @@ class QuantizedMatrix(ABC):
 
     def layout(self, group_size: int) -> GroupedLayout:
         """Reads scales and zeros, but no codes."""
-        if self._kind == "integer" and self._zero is None:
-            return GroupedLayout(self._code_format, group_size, has_mins=True)
-        fit = all(
-            _fit_float16(self.scales(slice(first, first + _ROWS)))
-            for first in range(0, self._num_rows, _ROWS)
-        )
         return GroupedLayout(
             self._code_format,
             group_size,
-            scale_dtype="float16" if fit else "float32",
+            scale_dtype=self._scale_dtype,
             table=self._table,
+            has_zeros=self._kind == "integer" and self._zero is None,
         )
+
+    @cached_property
+    def _scale_dtype(self) -> ScaleDtype:
+        """The smallest that holds all; of both with 16 bits that which is usual with such codes."""
+        candidates: list[ScaleDtype] = ["float16", "bfloat16"]
+        if self._kind == "table":
+            candidates.reverse()
+        for first in range(0, self._num_rows, _ROWS):
+            scales = self.scales(slice(first, first + _ROWS))
+            candidates = [dtype for dtype in candidates if _fit(scales, dtype)]
+        return candidates[0] if candidates else "float32"
 
     def neutral_rows(self, rows: slice, group_size: int, order: np.ndarray | None) -> GroupedRows:
         """In groups of `group_size`, inputs in `order`."""
         codes, scales = self.codes(rows), self.scales(rows)
-        mins = None
+        zeros = None
         if self._kind == "integer":
             if self._zero is not None:
                 codes = codes + np.uint8(ZERO[self._code_format] - self._zero)
-            else:
-                zeros = self.zeros(rows)
-                mins = -scales * (self._middle if zeros is None else zeros.astype(np.float32))
+            elif (stored := self.zeros(rows)) is not None:
+                zeros = stored.astype(np.float32)
         if order is not None:
             codes = codes[:, order]
         groups = np.arange(-(-self.inputs // group_size)) * group_size // self.group
         return GroupedRows(
             np.ascontiguousarray(codes),
             np.ascontiguousarray(scales[:, groups]),
-            None if mins is None else np.ascontiguousarray(mins[:, groups]),
+            zeros=None if zeros is None else np.ascontiguousarray(zeros[:, groups]),
         )
 
 
@@ -197,6 +203,6 @@ class GroupedMatrix:
         return self._matrix.neutral_rows(rows, self._group_size, self._order)
 
 
-def _fit_float16(scales: np.ndarray) -> bool:
+def _fit(scales: np.ndarray, dtype: ScaleDtype) -> bool:
     with np.errstate(over="ignore"):
-        return bool((scales.astype(np.float16).astype(np.float32) == scales).all())
+        return bool((scales.astype(dtype).astype(np.float32) == scales).all())

@@ -32,11 +32,10 @@ def test_each_group_has_its_own_scale_and_minimum(layout: GroupedLayout) -> None
     whole = array.read(slice(None))
     for group in range(80 // layout.group_size):
         inputs = slice(group * layout.group_size, (group + 1) * layout.group_size)
-        codes, scales, mins = array.rows
+        codes, *numbers = array.rows
         of_group = GroupedRows(
             codes[:, inputs],
-            scales[:, group : group + 1],
-            None if mins is None else mins[:, group : group + 1],
+            *(None if one is None else one[:, group : group + 1] for one in numbers),
         )
         np.testing.assert_array_equal(whole[:, inputs], dequantize(layout, of_group))
 

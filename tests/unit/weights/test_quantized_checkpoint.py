@@ -198,5 +198,5 @@ def test_experts_in_mxfp4_are_seen_as_they_are_stored(tmp_path: Path) -> None:
     np.testing.assert_array_equal(checkpoint.read(experts, slice(1, 3)), expected[1:3])
     grouped = checkpoint.grouped(experts)
     assert grouped is not None
-    assert grouped.layout.scale_dtype == "float16"
+    assert grouped.layout.scale_dtype == "bfloat16"
     np.testing.assert_array_equal(grouped.read(slice(15, 20)).codes, codes[1, 5:].reshape(5, 64))
