@@ -44,7 +44,7 @@ def matrices(scheme: Scheme, source: Source) -> Iterator[QuantizedMatrix]:
         if kind == "weight_packed":
             weights = _weights_of(scheme, module)
             if spec.dtype == "uint8":
-                yield _fp4_matrix(module, source)
+                yield _fp4_matrix(module, weights, source)
             else:
                 yield IntegerMatrix(module, weights, source, is_packed=True)
         elif kind == "weight" and spec.dtype == "int8":
@@ -91,7 +91,8 @@ def _group_size(weights: Scheme) -> int | None:
     return size if size > 0 else None
 
 
-def _fp4_matrix(module: str, source: Source) -> FP4Matrix:
+def _fp4_matrix(module: str, weights: Scheme, source: Source) -> FP4Matrix:
+    weights.integer("num_bits", 4, (4,))
     packed = Part(source, f"{module}.weight_packed", ("uint8",))
     divisor = f"{module}.weight_global_scale"
     is_nvfp4 = divisor in source.tensors
