@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from octavo.models.loader import plan_weights
+from octavo.models.registry import build_model
 from octavo.quantization.grouped import dequantize
 from octavo.weights import Checkpoint, open_checkpoint
 from support.backends import cpu_backend
@@ -100,6 +102,15 @@ def test_logits_are_those_of_the_floats(
     stored = logits(quantized, "native", "stored")
     error = np.linalg.norm(stored - expected, axis=1) / np.linalg.norm(expected, axis=1)
     assert np.median(error) < 0.05  # activations in 8 bits
+
+
+def test_the_torch_backend_says_what_it_makes_floats_of(
+    files: Callable[[str, str], Files],
+) -> None:
+    checkpoint = open_checkpoint(str(files("awq", "llama").quantized))
+    model = build_model(checkpoint.config)
+    plan = plan_weights(model, checkpoint, cpu_backend("torch"), "bfloat16")
+    assert set(plan.formats) == {"float32", "bfloat16", "bfloat16 (from AWQ 4-bit)"}
 
 
 def test_a_pickled_checkpoint_reads_the_same(files: Callable[[str, str], Files]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from octavo.core.dtypes import BYTES_PER_VALUE
 from octavo.core.errors import ConfigError
 from octavo.layers.layer import Layer, Weight
 from octavo.models.causal_lm import CausalLM
@@ -18,7 +19,6 @@ from octavo.speculative.registry import Target
 from octavo.weights import Checkpoint, TensorSpec
 from octavo.weights.model_config import ModelConfig
 
-_BLOCKS = {"Q8_0", "Q4_0", "Q4_1"}  # GGUF's, of which a native plan keeps the bits
 LM_HEAD = "lm_head.weight"
 
 
@@ -151,7 +151,7 @@ def load_head(head: Weighted, checkpoint: HeadCheckpoint, target: Target) -> Non
     """
     quantization = target.quantization
     stored = {str(tensor.dtype) for tensor in target.checkpoint.tensors.values()}
-    if target.dtype == "stored" and stored & _BLOCKS:
+    if target.dtype == "stored" and not stored <= BYTES_PER_VALUE.keys():
         quantization = "int8"  # the target is quantized already
     plan = plan_weights(head, checkpoint, target.backend, target.dtype, quantization)
     load_weights(head, plan)

@@ -16,7 +16,9 @@ from octavo.ops.torch.dtypes import to_tensor, torch_dtype
 
 @dataclass(frozen=True)
 class TorchWeightPlan:
-    """`WeightPlan`: one tensor for all roles of a weight, `dtype` unless it insists on its own."""
+    """`WeightPlan`: one tensor for all roles of a weight, `dtype` unless it insists on its own.
+    Quantized ones become floats as they are loaded.
+    """
 
     requests: Sequence[WeightRequest]
     dtype: str
@@ -24,20 +26,28 @@ class TorchWeightPlan:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        return tuple(request.dtype or self.dtype for request in self.requests)
+        return tuple(map(self._format, self.requests))
 
     @property
     def num_bytes(self) -> tuple[int, ...]:
-        shapes = (request.shape for request in self.requests)
         return tuple(
-            math.prod(shape) * BYTES_PER_VALUE[name]
-            for shape, name in zip(shapes, self.formats, strict=True)
+            math.prod(request.shape) * BYTES_PER_VALUE[self._dtype(request)]
+            for request in self.requests
         )
 
     def load(self) -> Iterator[tuple[torch.Tensor, ...]]:
-        for request, name in zip(self.requests, self.formats, strict=True):
-            tensor = to_tensor(_values(request)).to(self.device).to(torch_dtype(name))
+        for request in self.requests:
+            dtype = torch_dtype(self._dtype(request))
+            tensor = to_tensor(_values(request)).to(self.device).to(dtype)
             yield (tensor,) * len(request.roles)
+
+    def _dtype(self, request: WeightRequest) -> str:
+        return request.dtype or self.dtype
+
+    def _format(self, request: WeightRequest) -> str:
+        quantized = dict.fromkeys(p.dtype for p in request.parts if p.dtype not in BYTES_PER_VALUE)
+        made_of = f" (from {' and '.join(quantized)})" if quantized else ""
+        return f"{self._dtype(request)}{made_of}"
 
 
 def _values(request: WeightRequest) -> np.ndarray:
