@@ -2,9 +2,9 @@
 
     python tests/unit/quantization/reference_matrices/write.py
 
-with compressed-tensors and bitsandbytes installed, which the tests do without. A file has the
-tensors of a module "linear", the matrix that the library itself makes of them, "expected"
-(20, 128), and config.json's quantization_config in its metadata.
+with auto-gptq 0.7, autoawq 0.2, compressed-tensors 0.20 and bitsandbytes 0.50 installed, which the
+tests do without. A file has the tensors of a module "linear", the matrix that the library itself
+makes of them, "expected", and config.json's quantization_config in its metadata.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 FOLDER = Path(__file__).parent
 OUTPUTS, INPUTS = 20, 128
+GROUP = 32
 
 
 def main() -> None:
@@ -28,6 +29,12 @@ def main() -> None:
         for is_nested in (False, True):
             write_4bit(kind, is_nested, weights)
     write_int8(weights)
+    weights = torch.randn(32, INPUTS, generator=torch.Generator().manual_seed(1))
+    for bits in (2, 3, 4, 8):
+        write_gptq(f"gptq-w{bits}", bits, weights, torch.arange(INPUTS) // GROUP)
+    scattered = torch.randperm(INPUTS, generator=torch.Generator().manual_seed(2)) // GROUP
+    write_gptq("gptq-w4-desc-act", 4, weights, scattered)
+    write_awq(weights)
 
 
 def write(name: str, parts: dict[str, torch.Tensor], expected: torch.Tensor, config: Any) -> None:
@@ -144,6 +151,51 @@ def write_int8(weights: torch.Tensor) -> None:
     expected = functional.int8_vectorwise_dequant(codes, largest)
     parts = {"weight": codes, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
     write("bnb-int8", parts, expected, {"quant_method": "bitsandbytes", "load_in_8bit": True})
+
+
+def write_gptq(name: str, bits: int, weights: torch.Tensor, group_of: torch.Tensor) -> None:
+    from auto_gptq.nn_modules.qlinear.qlinear_cuda import QuantLinear
+
+    scales, zeros = _asymmetric(weights, bits, group_of)
+    zeros = zeros.clamp(min=1)  # 0 doesn't survive this library's packing: it borrows
+    layer = QuantLinear(bits, GROUP, INPUTS, len(weights), bias=False, weight_dtype=torch.float32)
+    linear = torch.nn.Linear(INPUTS, len(weights), bias=False)
+    linear.weight.data = (weights / scales[:, group_of] + zeros[:, group_of]).round()
+    linear.weight.data = linear.weight.data.clamp(0, 2**bits - 1) - zeros[:, group_of]
+    linear.weight.data *= scales[:, group_of]
+    layer.pack(linear, scales.clone(), zeros.clone(), group_of.int())
+    expected = layer(torch.eye(INPUTS)).T
+    parts = {key: value for key, value in layer.state_dict().items() if value is not None}
+    config = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "sym": False}
+    write(name, parts, expected, config)
+
+
+def write_awq(weights: torch.Tensor) -> None:
+    from awq.modules.linear.gemm import WQLinear_GEMM
+    from awq.utils.packing_utils import dequantize_gemm
+
+    scales, zeros = _asymmetric(weights, 4, torch.arange(INPUTS) // GROUP)
+    scales = scales.half().float()
+    linear = torch.nn.Linear(INPUTS, len(weights), bias=False)
+    linear.weight.data = weights.clamp(  # codes beyond 15 would run into their neighbours
+        ((0 - zeros) * scales).repeat_interleave(GROUP, 1),
+        ((15 - zeros) * scales).repeat_interleave(GROUP, 1),
+    )
+    layer = WQLinear_GEMM.from_linear(linear, 4, GROUP, scales=scales.T, zeros=zeros.T)
+    expected = dequantize_gemm(layer.qweight, layer.qzeros, layer.scales.float(), 4, GROUP).T
+    config = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}
+    write("awq-w4", layer.state_dict(), expected, config)
+
+
+def _asymmetric(
+    weights: torch.Tensor, bits: int, group_of: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and zero points, (O, groups) each."""
+    groups = [weights[:, group_of == group] for group in range(INPUTS // GROUP)]
+    low = torch.stack([group.amin(1) for group in groups], 1)
+    high = torch.stack([group.amax(1) for group in groups], 1)
+    scales = (high - low) / (2**bits - 1)
+    return scales, (-low / scales).round()
 
 
 if __name__ == "__main__":
