@@ -19,7 +19,19 @@ from octavo.quantization.source import Scheme, Source
 
 Reader = Callable[[Scheme, Source], Iterator[QuantizedMatrix]]
 
+
+def _auto_round_matrices(scheme: Scheme, source: Source) -> Iterator[QuantizedMatrix]:
+    """AutoRound packs as GPTQ or as AWQ does."""
+    packing = scheme.text("packing_format", "auto_round:auto_gptq")
+    if scheme.text("data_type", "int") == "int":
+        for method, matrices in (("gptq", gptq.matrices), ("awq", awq.matrices)):
+            if method in packing:
+                return matrices(scheme, source)
+    raise scheme.error("packing_format", "that of GPTQ or AWQ, of integers (data_type),")
+
+
 READERS: Mapping[str, Reader] = {
+    "auto-round": _auto_round_matrices,
     "awq": awq.matrices,
     "bitsandbytes": bitsandbytes.matrices,
     "compressed-tensors": compressed_tensors.matrices,
@@ -32,23 +44,6 @@ READERS: Mapping[str, Reader] = {
 """By config.json's quant_method."""
 
 _ACTIVATION_SCALES = ("input_scale", "output_scale", "input_global_scale", "activation_scale")
-
-
-def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """config.json's quantization_config, of the part that writes if there are others; None if the
-    checkpoint is not quantized. Raises ConfigError for one that is no object.
-    """
-    inner = config.get("text_config")
-    for values in (config, inner if isinstance(inner, Mapping) else {}):
-        found = values.get("quantization_config")
-        if found is not None and not isinstance(found, Mapping):
-            raise ConfigError(
-                f"config.json: quantization_config is {found!r:.200}, not an object; fetch the "
-                "model again"
-            )
-        if found:
-            return found
-    return None
 
 
 def quantized_matrices(quantization: Mapping[str, Any], source: Source) -> list[QuantizedMatrix]:

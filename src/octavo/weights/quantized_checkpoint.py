@@ -11,17 +11,42 @@ from typing import Any
 
 import numpy as np
 
+from octavo.core.errors import ConfigError
 from octavo.quantization.detection import is_for_activations, quantized_matrices
 from octavo.quantization.grouped import GroupedTensor
 from octavo.quantization.matrix import QuantizedMatrix
 from octavo.weights.checkpoint import TensorSpec, TextAssets
-from octavo.weights.safetensors_folder import SafetensorsFolder
+from octavo.weights.safetensors_folder import SafetensorsFolder, read_json_object
+
+
+def quantization_of(folder: SafetensorsFolder) -> Mapping[str, Any] | None:
+    """config.json's quantization_config, of the part that writes if there are others; or what
+    AutoGPTQ and ModelOpt used to keep in files of their own. None if the folder is not quantized.
+
+    Raises ConfigError for one that is no object.
+    """
+    inner = folder.config.get("text_config")
+    for values in (folder.config, inner if isinstance(inner, Mapping) else {}):
+        found = values.get("quantization_config")
+        if found is not None and not isinstance(found, Mapping):
+            raise ConfigError(
+                f"config.json: quantization_config is {found!r:.200}, not an object; fetch the "
+                "model again"
+            )
+        if found:
+            return found
+    if (path := folder.path / "quantize_config.json").is_file():
+        return {"quant_method": "gptq", **read_json_object(path)}
+    if (path := folder.path / "hf_quant_config.json").is_file():
+        of_tool = read_json_object(path).get("quantization")
+        return {"quant_method": "modelopt", **(of_tool if isinstance(of_tool, Mapping) else {})}
+    return None
 
 
 class QuantizedCheckpoint:
     """A `Checkpoint`: the tensors that a format makes matrices of are seen as these matrices.
 
-    quantization: config.json's quantization_config. What doesn't fit it shows when `tensors` is
+    quantization: from `quantization_of`. What doesn't fit it shows when `tensors` is
     asked for: metadata can be read of a model in a format that can't.
     """
 
@@ -44,15 +69,32 @@ class QuantizedCheckpoint:
     @cached_property
     def tensors(self) -> dict[str, TensorSpec]:
         """Raises ConfigError for a format that isn't read, or files that don't keep to it."""
-        parts = {part for matrix in self._matrices.values() for part in matrix.parts}
+        left = {part for matrix in self._matrices.values() for part in matrix.parts}
+        left |= self._biases_of_zeros()
         floats = {
             name: spec
             for name, spec in self._folder.tensors.items()
-            if name not in parts and not is_for_activations(name)
+            if name not in left and not is_for_activations(name)
         }
         return floats | {
             name: TensorSpec(name, matrix.shape, matrix.dtype)
             for name, matrix in self._matrices.items()
+        }
+
+    def _biases_of_zeros(self) -> set[str]:
+        """Of projections that have no other biases in any layer: AutoGPTQ wrote them for models
+        that have none.
+        """
+        by_kind: dict[str, list[str]] = {}
+        for name in self._matrices:
+            module = name.removesuffix(".weight")
+            if f"{module}.bias" in self._folder.tensors:
+                by_kind.setdefault(module.rpartition(".")[2], []).append(f"{module}.bias")
+        return {
+            name
+            for names in by_kind.values()
+            if not any(self._folder.read(bias).any() for bias in names)
+            for name in names
         }
 
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:

@@ -81,11 +81,7 @@ def open_checkpoint(
 
 
 def _opened(folder: SafetensorsFolder) -> Checkpoint:
-    from octavo.quantization.detection import quantization_of
+    from octavo.weights.quantized_checkpoint import QuantizedCheckpoint, quantization_of
 
-    quantization = quantization_of(folder.config)
-    if quantization is None:
-        return folder
-    from octavo.weights.quantized_checkpoint import QuantizedCheckpoint
-
-    return QuantizedCheckpoint(folder, quantization)
+    quantization = quantization_of(folder)
+    return folder if quantization is None else QuantizedCheckpoint(folder, quantization)

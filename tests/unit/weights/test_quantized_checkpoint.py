@@ -41,6 +41,7 @@ def write(
     parts = case.store(WEIGHTS).parts
     change(parts)
     tensors = {f"{MODULE}{suffix}": array for suffix, array in parts.items()} | more
+    folder.mkdir(exist_ok=True)
     write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
     quantization = {**case.config, **(config or {})}
     text = json.dumps(LLAMA | {"quantization_config": quantization})
@@ -64,9 +65,18 @@ def put(suffix: str, array: np.ndarray) -> Callable[[dict[str, np.ndarray]], obj
 @pytest.mark.parametrize(
     ("case", "arguments", "message"),
     [
-        (gptq(), {"config": {"quant_method": "aqlm"}}, "'aqlm'.*is not read; awq, .*--quantiz"),
+        (
+            gptq(),
+            {"config": {"quant_method": "aqlm"}},
+            "'aqlm'.*is not read; auto-round, awq, .*--quantiz",
+        ),
         (gptq(), {"config": {"quant_method": None}}, "no named method"),
         (gptq(), {"config": {"checkpoint_format": "marlin"}}, "one GPU kernel .'marlin'"),
+        (
+            gptq(),
+            {"config": {"quant_method": "auto-round", "packing_format": "auto_round"}},
+            "packing_format is 'auto_round', but that of GPTQ or AWQ",
+        ),
         (gptq(), {"config": {"bits": 5}}, "quantization_config.bits is 5.*2, 3, 4, 8"),
         (gptq(), {"config": {"bits": "4"}}, "quantization_config.bits is '4'"),
         (gptq(), {"config": {"dynamic": {"+:(": {}}}}, "dynamic.*regular expressions"),
@@ -151,6 +161,15 @@ def test_scales_of_activations_are_left_out(tmp_path: Path) -> None:
     assert checkpoint.tensors[f"{MODULE}.weight"].dtype == "FP8"
 
 
+def test_biases_of_zeros_are_none(tmp_path: Path) -> None:
+    bias = np.zeros(48, np.float16)
+    checkpoint = open_checkpoint(str(write(tmp_path, gptq(), **{f"{MODULE}.bias": bias})))
+    assert set(checkpoint.tensors) == {f"{MODULE}.weight"}
+    bias[3] = 0.1
+    checkpoint = open_checkpoint(str(write(tmp_path, gptq(), **{f"{MODULE}.bias": bias})))
+    assert set(checkpoint.tensors) == {f"{MODULE}.weight", f"{MODULE}.bias"}
+
+
 def test_the_content_changes_with_what_the_config_says_of_it(tmp_path: Path) -> None:
     write(tmp_path, gptq())
     before = open_checkpoint(str(tmp_path)).content_id()
@@ -166,6 +185,28 @@ def test_modules_that_gptqmodel_treats_differently(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(write(tmp_path, gptq(8, 16), config=config)))
     expected = gptq(8, 16).store(WEIGHTS).weights
     np.testing.assert_array_equal(checkpoint.read(f"{MODULE}.weight"), expected)
+
+
+def test_what_is_said_of_a_format_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
+    def moved(case: Case, file: str, values: Mapping[str, Any]) -> np.ndarray:
+        folder = write(tmp_path / file, case)
+        (folder / "config.json").write_text(json.dumps(LLAMA))
+        (folder / file).write_text(json.dumps(values))
+        return open_checkpoint(str(folder)).read(f"{MODULE}.weight")
+
+    of_gptq = {"bits": 8, "group_size": 16, "desc_act": False, "sym": True}
+    values = moved(gptq(8, 16), "quantize_config.json", of_gptq)
+    np.testing.assert_array_equal(values, gptq(8, 16).store(WEIGHTS).weights)
+    of_modelopt = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    values = moved(fp8("tensor"), "hf_quant_config.json", of_modelopt)
+    np.testing.assert_array_equal(values, fp8("tensor").store(WEIGHTS).weights)
+
+
+@pytest.mark.parametrize(("packing", "case"), [("auto_gptq", gptq(4, 16)), ("auto_awq", awq(16))])
+def test_auto_round_packs_as_others_do(tmp_path: Path, packing: str, case: Case) -> None:
+    config = {"quant_method": "auto-round", "packing_format": f"auto_round:{packing}"}
+    checkpoint = open_checkpoint(str(write(tmp_path, case, config=config)))
+    np.testing.assert_array_equal(checkpoint.read(f"{MODULE}.weight"), case.store(WEIGHTS).weights)
 
 
 def test_groups_of_a_compressed_config_are_found_by_name(tmp_path: Path) -> None:
