@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import platform
 import struct
 import sys
@@ -31,22 +30,17 @@ import numpy as np
 
 from octavo import assembly
 from octavo.config import Config
-from octavo.core.model_spec import KVFormat
 from octavo.core.sampling_params import SamplingParams
 from octavo.llm import LLM
-from octavo.models.loader import load_weights, make_rope_tables, plan_weights
-from octavo.models.registry import build_model
-from octavo.ops.backend import load_backend
-from octavo.ops.batch import HostBatch
+from octavo.quality.bare_model import BareModel
+from octavo.quality.distance import Distance, common_prefix, log_softmax, standard_error
 from octavo.weights import open_checkpoint
 
 WINDOW, FIRST = 512, 256
 """Tokens of a window, and the first position whose prediction counts: a window has
 WINDOW - 1 - FIRST of them, since nothing follows its last token.
 """
-BLOCK_SIZE = 16
 NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 20, 64, 64
-CHUNK_ROWS = 16  # of float64 logits at a time, which stay in cache
 
 
 @dataclass(frozen=True)
@@ -73,6 +67,8 @@ FORMATS = (
     Format("auto", None, "bfloat16"),
     Format("auto", None, "int8"),
     Format("auto", None, "fp8"),
+    Format("auto", None, "int8,int4"),
+    Format("auto", None, "int4"),
     Format("auto", "int8", "bfloat16"),
     Format("auto", "int8", "int8"),
 )
@@ -81,45 +77,23 @@ FORMATS = (
 # --- what the model says ------------------------------------------------------------------------
 
 
-class Loaded:
-    """A model in one format, with a KV cache for one window.
+def load(model: str, format: Format, threads: int | None) -> BareModel:
+    config = Config.from_flat(
+        {
+            "model": model,
+            "backend": "native",
+            "threads": threads,
+            "dtype": format.dtype,
+            "quantization": format.quantization,
+            "kv_cache_dtype": format.kv_dtype,
+        }
+    )
+    return BareModel(open_checkpoint(model), config, WINDOW)
 
-    weight_bytes: as computed with. kv_bytes: of a token, padding included.
-    """
 
-    def __init__(self, model: str, format: Format, threads: int | None) -> None:
-        checkpoint = open_checkpoint(model)
-        causal_lm = build_model(checkpoint.config)
-        self._backend = backend = load_backend("native", threads=threads)
-        dtype, _ = backend.resolve_dtype(format.dtype, "")
-        backend.choose(dtype, {})
-        plan = plan_weights(causal_lm, checkpoint, backend, dtype, format.quantization)
-        load_weights(causal_lm, plan)
-        make_rope_tables(causal_lm, backend, WINDOW)
-        heads = causal_lm.spec.kv_heads
-        kv_format = KVFormat(format.kv_dtype)
-        self._kv_layers = backend.allocate_kv(WINDOW // BLOCK_SIZE, BLOCK_SIZE, heads, kv_format)
-        self._forward = backend.compile(causal_lm.forward)
-        self._logits = backend.compile(causal_lm.logits)
-        self.machine = backend.describe()
-        self.num_parameters = causal_lm.spec.num_parameters
-        self.weight_bytes = sum(plan.num_bytes)
-        self.kv_bytes = backend.kv_block_bytes(BLOCK_SIZE, heads, kv_format) / BLOCK_SIZE
-
-    def logits(self, window: np.ndarray) -> np.ndarray:
-        """Of the positions that count: window (WINDOW,) -> (WINDOW - 1 - FIRST, V) float32."""
-        positions = np.arange(WINDOW, dtype=np.int64)
-        batch = HostBatch(
-            token_ids=window.astype(np.int64),
-            positions=positions,
-            kv_slots=positions,
-            query_starts=np.array([0, WINDOW], np.int32),
-            context_lens=np.array([WINDOW], np.int32),
-            block_tables=np.arange(WINDOW // BLOCK_SIZE, dtype=np.int32)[None],
-        )
-        hidden = self._forward(self._backend.batch_context(batch, self._kv_layers))
-        rows = self._backend.from_host(positions[FIRST:-1])
-        return self._backend.to_host(self._logits(hidden, rows))
+def logits_of(loaded: BareModel, window: np.ndarray) -> np.ndarray:
+    """Of the positions that count: window (WINDOW,) -> (WINDOW - 1 - FIRST, V) float32."""
+    return np.concatenate([logits for _, logits in loaded.logits(window, FIRST)])
 
 
 def greedy_texts(
@@ -141,74 +115,6 @@ def greedy_texts(
     finally:
         llm.shutdown()
     return [output.outputs[0].token_ids for output in outputs]
-
-
-# --- how far two models are apart -----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Distance:
-    """Of each position, float64 (N,) unless said otherwise.
-
-    surprise, reference_surprise: -log p of the token that follows. divergence: KL(reference ||
-    format) over the whole vocabulary, in nats. agrees: whether the likeliest token is the same,
-    bool.
-    """
-
-    surprise: np.ndarray
-    reference_surprise: np.ndarray
-    divergence: np.ndarray
-    agrees: np.ndarray
-
-    @classmethod
-    def between(cls, reference: np.ndarray, logits: np.ndarray, targets: np.ndarray) -> Distance:
-        """reference, logits (N, V); targets (N,): the tokens that follow."""
-        parts = []
-        for begin in range(0, len(targets), CHUNK_ROWS):
-            rows = slice(begin, begin + CHUNK_ROWS)
-            p, q = log_softmax(reference[rows]), log_softmax(logits[rows])
-            at = np.arange(len(p)), targets[rows]
-            divergence = np.sum(np.exp(p) * (p - q), axis=1)
-            parts.append(cls(-q[at], -p[at], divergence, p.argmax(axis=1) == q.argmax(axis=1)))
-        return cls.joined(parts)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Distance]) -> Distance:
-        return cls(
-            *(
-                np.concatenate([getattr(part, name) for part in parts])
-                for name in cls.__dataclass_fields__
-            )
-        )
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(self.surprise.mean())
-
-    @property
-    def perplexity_change(self) -> tuple[float, float]:
-        """Relative to the reference, in percent, with its standard error: far smaller than the
-        perplexities' own, because both models see the same text.
-        """
-        difference = self.surprise - self.reference_surprise
-        return 100 * math.expm1(difference.mean()), 100 * standard_error(difference)
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """(N, V) -> (N, V) float64."""
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-
-
-def standard_error(values: np.ndarray) -> float:
-    """Of the mean of values (N,)."""
-    return float(values.std(ddof=1)) / math.sqrt(len(values))
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens are equal before the first that is not."""
-    pairs = enumerate(zip(a, b, strict=True))
-    return next((index for index, (x, y) in pairs if x != y), len(a))
 
 
 # --- the table ----------------------------------------------------------------------------------
@@ -238,10 +144,10 @@ def measure(
     model: str, format: Format, threads: int | None, sample: Sample, reference: Reference
 ) -> Row:
     """What `format` says of the sample, beside what the reference says."""
-    loaded = Loaded(model, format, threads)
+    loaded = load(model, format, threads)
     distance = Distance.joined(
         [
-            Distance.between(logits, loaded.logits(window), window[FIRST + 1 :])
+            Distance.between(logits, logits_of(loaded, window), window[FIRST + 1 :])
             for window, logits in zip(sample.windows, reference.logits, strict=True)
         ]
     )
@@ -291,15 +197,15 @@ class Reference:
     texts: list[list[int]]
 
 
-def logits_on_disk(loaded: Loaded, windows: np.ndarray, file: BinaryIO) -> np.ndarray:
+def logits_on_disk(loaded: BareModel, windows: np.ndarray, file: BinaryIO) -> np.ndarray:
     """Of all windows, mapped from `file`: 50 MB a window of the default model, which memory need
     not hold.
     """
-    first = loaded.logits(windows[0])
+    first = logits_of(loaded, windows[0])
     logits = np.memmap(file, np.float32, "w+", shape=(len(windows), *first.shape))
     logits[0] = first
     for index, window in enumerate(windows[1:], start=1):
-        logits[index] = loaded.logits(window)
+        logits[index] = logits_of(loaded, window)
     return logits
 
 
@@ -354,7 +260,7 @@ def main() -> None:
     config = Config.from_flat({"model": args.model})
     text = assembly.load_text(config.model, open_checkpoint(args.model))
     sample = Sample.of(text.tokenizer.encode("\n".join(topics.topics.values())), args.windows)
-    loaded = Loaded(args.model, REFERENCE, args.threads)
+    loaded = load(args.model, REFERENCE, args.threads)
     with TemporaryFile() as file:
         logits = logits_on_disk(loaded, sample.windows, file)
         if args.save_reference is not None:

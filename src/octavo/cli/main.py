@@ -14,6 +14,7 @@ from octavo.cli.ab import ab
 from octavo.cli.arguments import FOR_SERVERS, JsonOption, ModelArgument, configuration
 from octavo.cli.bench import bench_app, profile, verify_determinism
 from octavo.cli.draft import draft_app
+from octavo.cli.evaluate import eval_app
 from octavo.cli.help import Verb, VerbWithOthers
 from octavo.cli.measure import report, sweep
 from octavo.cli.measure import serve as bench_serve
@@ -207,6 +208,7 @@ plan_app.command(cls=Verb)(kv)
 plan_app.command("verify", cls=Verb)(verify_plan)
 app.add_typer(bench_app, name="bench")
 app.add_typer(draft_app, name="draft")
+app.add_typer(eval_app, name="eval")
 app.add_typer(plan_app, name="plan", help="Plan a deployment, or measure how right plans are.")
 app.command(cls=Verb)(ab)
 app.command(cls=Verb)(simulate)

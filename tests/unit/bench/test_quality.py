@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import struct
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from octavo.ops.backend import load_backend
+from octavo.quality.distance import log_softmax
 from support.forward import Forward, load_model
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "quality.py"
@@ -27,60 +27,6 @@ def quality() -> ModuleType:
     sys.modules["quality"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
-
-
-def logits_of(*probabilities: float) -> np.ndarray:
-    """One row, not normalised."""
-    return np.log(np.array([probabilities], np.float32)) + 7
-
-
-def test_divergence_and_surprise_of_known_distributions(quality: ModuleType) -> None:
-    p, q = logits_of(0.5, 0.25, 0.25), logits_of(0.25, 0.5, 0.25)
-    distance = quality.Distance.between(p, q, np.array([1]))
-    assert distance.divergence == pytest.approx([0.25 * math.log(2)], rel=1e-6)
-    assert distance.surprise == pytest.approx([math.log(2)], rel=1e-6)
-    assert distance.reference_surprise == pytest.approx([math.log(4)], rel=1e-6)
-    assert distance.agrees.tolist() == [False]
-
-
-def test_every_row_is_compared_with_its_own(quality: ModuleType) -> None:
-    count = 2 * quality.CHUNK_ROWS + 3
-    rng = np.random.default_rng(0)
-    p, q = rng.normal(0, 3, (2, count, 50)).astype(np.float32)
-    targets = rng.integers(0, 50, count)
-    whole = quality.Distance.between(p, q, targets)
-    for row in range(count):
-        alone = quality.Distance.between(p[[row]], q[[row]], targets[[row]])
-        for name in ("surprise", "reference_surprise", "divergence", "agrees"):
-            assert getattr(whole, name)[row] == getattr(alone, name)[0]
-    assert (whole.divergence > 0).all()
-
-
-def test_equal_models_are_not_apart(quality: ModuleType) -> None:
-    logits = np.random.default_rng(0).normal(0, 3, (5, 50)).astype(np.float32)
-    distance = quality.Distance.between(logits, logits + 100, np.zeros(5, np.int64))
-    np.testing.assert_allclose(distance.divergence, 0, atol=1e-5)
-    assert distance.agrees.all()
-    assert distance.perplexity_change == pytest.approx((0, 0), abs=1e-3)
-
-
-def test_perplexity(quality: ModuleType) -> None:
-    even = np.zeros((3, 8), np.float32)
-    distance = quality.Distance.between(even, even, np.array([0, 3, 7]))
-    assert distance.perplexity == pytest.approx(8)
-    surprise = np.array([1.0, 2.0, 5.0])
-    apart = quality.Distance(
-        surprise + np.array([0.01, 0.02, 0.03]), surprise, surprise, surprise > 0
-    )
-    change, error = apart.perplexity_change
-    assert change == pytest.approx(100 * (math.exp(0.02) - 1))
-    assert error == pytest.approx(100 * 0.01 / math.sqrt(3))  # whatever the surprise itself does
-
-
-def test_common_prefix(quality: ModuleType) -> None:
-    assert quality.common_prefix([1, 2, 3], [1, 2, 3]) == 3
-    assert quality.common_prefix([1, 2, 3], [1, 9, 3]) == 1
-    assert quality.common_prefix([1], [2]) == 0
 
 
 def test_windows_and_prompts_share_no_token(quality: ModuleType) -> None:
@@ -113,7 +59,7 @@ def test_llama_cpp_reads_the_reference(
     stored = np.frombuffer(data, np.uint16, -1, 20 + tokens.nbytes).reshape(-1, width)
     steps, lowest = np.ascontiguousarray(stored[:, :4]).view(np.float32).T
     found = steps[:, None] * stored[:, 4 : 4 + vocab_size] + lowest[:, None]
-    true = quality.log_softmax(logits.reshape(-1, vocab_size))
+    true = log_softmax(logits.reshape(-1, vocab_size))
     floor = np.maximum(true, true.max(1, keepdims=True) - 16)
     np.testing.assert_allclose(found, floor, atol=1.3e-4)  # half a step
     assert (found.max(1) - found.min(1) <= 16.001).all()
@@ -121,18 +67,18 @@ def test_llama_cpp_reads_the_reference(
 
 def test_the_positions_that_count(quality: ModuleType, tiny: str) -> None:
     window = np.random.default_rng(0).integers(3, 320, quality.WINDOW)
-    loaded = quality.Loaded(tiny, quality.Format("float32"), 1)
+    loaded = quality.load(tiny, quality.Format("float32"), 1)
     backend = load_backend("native", threads=1)
     every = Forward(load_model(tiny, backend), backend).prompt(window.tolist())
-    np.testing.assert_array_equal(loaded.logits(window), every[quality.FIRST : -1])
+    np.testing.assert_array_equal(quality.logits_of(loaded, window), every[quality.FIRST : -1])
 
 
 def test_a_row_of_the_table(quality: ModuleType, tiny: str) -> None:
     tokens = np.random.default_rng(0).integers(3, 320, 2000).tolist()
     sample = quality.Sample.of(tokens, 1)
-    loaded = quality.Loaded(tiny, quality.REFERENCE, 1)
+    loaded = quality.load(tiny, quality.REFERENCE, 1)
     texts = quality.greedy_texts(tiny, quality.REFERENCE, 1, sample.prompts)
-    reference = quality.Reference(np.stack([loaded.logits(sample.windows[0])]), texts)
+    reference = quality.Reference(quality.logits_of(loaded, sample.windows[0])[None], texts)
     same = quality.measure(tiny, quality.REFERENCE, 1, sample, reference)
     assert (same.divergence, same.worst_divergence) == pytest.approx((0, 0), abs=1e-12)
     assert (same.top1_agreement, same.greedy_tokens) == (100, quality.NEW_TOKENS)

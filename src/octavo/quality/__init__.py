@@ -1,0 +1,1 @@
+"""What models say of a text, and how far two of them are apart: perplexity and divergence."""

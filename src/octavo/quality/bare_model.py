@@ -1,0 +1,71 @@
+"""A model without an engine, but with the weights and the cache that an engine would give it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from octavo.config import Config
+from octavo.core.dtypes import plain_kv_dtype
+from octavo.core.model_spec import KVFormat
+from octavo.models.kv_factors import kv_factors
+from octavo.models.loader import load_weights, make_rope_tables, plan_weights
+from octavo.models.registry import build_model
+from octavo.ops.backend import load_backend
+from octavo.runner.batch import whole_sequences
+from octavo.weights import Checkpoint
+
+# Bounds the logits that are there at a time: 256 rows of a vocabulary of 262144 are 256 MiB.
+_LOGIT_ROWS = 256
+
+
+class BareModel:
+    """What a model predicts for windows of a text, each by itself from its first token on.
+
+    A window is one step of the backend. On CPUs its rows have the same bits in every other batch,
+    so that what is said of it holds for decoding too. weight_bytes: as computed with. kv_bytes: of
+    a token, padding included.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, config: Config, window: int) -> None:
+        """window: tokens of the longest. Raises ConfigError as an engine does."""
+        model = build_model(checkpoint.config)
+        backend = load_backend(
+            config.backend.backend, device=config.backend.device, threads=config.backend.threads
+        )
+        stored = checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype")
+        dtype, _ = backend.resolve_dtype(config.model.dtype, str(stored or ""))
+        backend.choose(dtype, config.backend.kernels)
+        plan = plan_weights(model, checkpoint, backend, dtype, config.model.quantization)
+        asked = plain_kv_dtype(config.cache.kv_cache_dtype)
+        kv_format = KVFormat(backend.resolve_kv_dtype(asked, dtype, plan)[0])
+        load_weights(model, plan)
+        checkpoint.release_pages()
+        make_rope_tables(model, backend, window)
+        self._block_size = block_size = config.cache.block_size
+        heads, num_blocks = model.spec.kv_heads, -(-window // block_size)
+        factors = kv_factors(checkpoint, len(heads)) if kv_format.has_fp8 else None
+        self._kv_layers = backend.allocate_kv(num_blocks, block_size, heads, kv_format, factors)
+        self._backend = backend
+        self._forward = backend.compile(model.forward)
+        self._logits = backend.compile(model.logits)
+        self.machine = backend.describe()
+        self.formats = plan.formats
+        self.kv_dtype = kv_format.dtype
+        self.num_parameters = model.spec.num_parameters
+        self.weight_bytes = sum(plan.num_bytes)
+        block_bytes = backend.kv_block_bytes(block_size, heads, kv_format)
+        self.kv_bytes = block_bytes / block_size
+
+    def logits(self, window: np.ndarray, first: int) -> Iterator[tuple[slice, np.ndarray]]:
+        """For window (T,): positions from `first` to the last but one, whose successors are known,
+        some at a time, with their logits (R, V) float32.
+        """
+        positions = np.arange(len(window), dtype=np.int64)
+        batch = whole_sequences([window], self._block_size)
+        hidden = self._forward(self._backend.batch_context(batch, self._kv_layers))
+        for begin in range(first, len(window) - 1, _LOGIT_ROWS):
+            rows = slice(begin, min(begin + _LOGIT_ROWS, len(window) - 1))
+            logits = self._logits(hidden, self._backend.from_host(positions[rows]))
+            yield rows, self._backend.to_host(logits).astype(np.float32, copy=False)
