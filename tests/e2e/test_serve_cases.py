@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from support.checkpoints import VOCAB_SIZE, make_checkpoint
+from support.quantized_files import gptq, quantize_checkpoint
 from support.serve_command import ServeProcess, is_alive, refusal, serving, wait_until
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "logprobs": 0}
@@ -150,18 +151,38 @@ def test_mdl_09_missing_files_and_tensors_stop_the_start(tmp_path: Path) -> None
     whole = make_checkpoint("llama", tmp_path / "whole")
     quantized = write_gguf(whole, tmp_path / "q8.gguf", matrix_type="Q8_0")
     quantized.write_bytes(quantized.read_bytes().replace(b"blk.1.ffn_up", b"blk.1.ffn_xx"))
-    tensors = load_file(whole / "model.safetensors")
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, whole / "model.safetensors", metadata={"format": "pt"})
+    gptq_folder, _ = quantize_checkpoint(gptq(), whole, tmp_path / "gptq")
+    for folder, name in ((whole, "up_proj.weight"), (gptq_folder, "up_proj.scales")):
+        tensors = load_file(folder / "model.safetensors")
+        del tensors[f"model.layers.1.mlp.{name}"]
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     for model, missing in (
         (shards, gone.name),
         (whole, "model.layers.1.mlp.up_proj.weight"),
         (quantized, "model.layers.1.mlp.up_proj.weight"),
+        (gptq_folder, "model.layers.1.mlp.up_proj.scales"),
     ):
         code, stderr = refusal(str(model), "--port", "0")
         assert code == 1
         assert missing in stderr
         assert "Traceback" not in stderr
+
+
+def test_a_quantized_checkpoint_is_served_and_a_format_that_is_not_read_refused(
+    tmp_path: Path,
+) -> None:
+    folder = make_checkpoint("llama", tmp_path / "llama")
+    quantized, _ = quantize_checkpoint(gptq(), folder, tmp_path)
+    with serving(tmp_path / "log", str(quantized)) as server:
+        reply = server.completion(max_tokens=4, temperature=0, ignore_eos=True)
+        assert reply.json()["usage"]["completion_tokens"] == 4
+    path = quantized / "config.json"
+    path.write_text(path.read_text().replace('"gptq"', '"aqlm"', 1))
+    code, stderr = refusal(str(quantized), "--port", "0")
+    assert code == 1
+    assert "quantized with 'aqlm', which is not read" in stderr
+    assert "gptq" in stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize("key", ["type", "rope_type"])

@@ -101,7 +101,7 @@ def test_logits_are_those_of_the_floats(
     np.testing.assert_allclose(logits(quantized, "torch", "float32"), expected, atol=1e-4)
     stored = logits(quantized, "native", "stored")
     error = np.linalg.norm(stored - expected, axis=1) / np.linalg.norm(expected, axis=1)
-    assert np.median(error) < 0.05  # activations in 8 bits
+    assert np.median(error) < 0.07  # activations in 8 bits
 
 
 def test_the_torch_backend_says_what_it_makes_floats_of(
