@@ -7,7 +7,7 @@ AutoAWQ's "gemm" version.
 
     weight[o, i] = scales[i / group, o] * (code[i, o] - zero[i / group, o])
 
-The eight values of a word, from its lowest bits on, are those of outputs 0, 2, 4, 6, 1, 3, 5, 7.
+A word's eight values are not in the order of their outputs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from octavo.core.errors import ConfigError
-from octavo.quantization.bits import unpack
 from octavo.quantization.matrix import QuantizedMatrix
 from octavo.quantization.source import FLOATS, Part, Scheme, Source
 
 _PER_WORD = 8
-_PLACE_OF_OUTPUT = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Of a word's values, from its lowest bits on."""
 
 
 def matrices(scheme: Scheme, source: Source) -> Iterator[QuantizedMatrix]:
@@ -84,7 +84,8 @@ class AWQMatrix(QuantizedMatrix):
         """(rows of `part`, O / 8) words -> (outputs, rows of `part`) uint8."""
         first, last, _ = rows.indices(self.shape[0])
         word = first // _PER_WORD
-        words = part.read()[:, word : -(-last // _PER_WORD)]
-        values = unpack(words, 4).reshape(len(words), -1, _PER_WORD)[:, :, _PLACE_OF_OUTPUT]
-        values = values.reshape(len(words), -1)[:, first - word * _PER_WORD :]
-        return values[:, : last - first].T
+        words = np.ascontiguousarray(part.read()[:, word : -(-last // _PER_WORD)].T)
+        values = np.empty((len(words), _PER_WORD, words.shape[1]), np.uint8)
+        for place, output in enumerate(_OUTPUTS):
+            values[:, output] = words >> 4 * place & 15
+        return values.reshape(-1, words.shape[1])[first - word * _PER_WORD :][: last - first]
