@@ -108,9 +108,11 @@ class _State:
             self.shape: tuple[int, int] = tuple(values["shape"])
             self.block = values["blocksize"]
             self.nested_block = values.get("nested_blocksize", 256)
-            self.offset = np.float32(values.get("nested_offset", 0.0))
+            offset = values.get("nested_offset", 0.0)
+            self.offset = np.float32(offset)
             sizes = (*self.shape, self.block, self.nested_block)
             is_valid = len(self.shape) == 2 and all(type(n) is int and n > 0 for n in sizes)
+            is_valid = is_valid and isinstance(offset, float | int)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             is_valid = False
         if not is_valid or self.kind not in ("nf4", "fp4"):

@@ -101,14 +101,14 @@ class QuantizedMatrix(ABC):
     # --- the neutral form -------------------------------------------------------------------------
 
     def grouped(self) -> GroupedMatrix | None:
-        """None if its groups are no multiples of 16 inputs."""
+        """None if its groups are no multiples of 16 inputs, all but the last of one size."""
         sizes = [n for n in _SIZES if self.group % n == 0 or self.group == self.inputs]
         if not sizes:
             return None
         order = None
         if self._group_of is not None:
             counts = np.bincount(self._group_of)
-            if (counts[:-1] != self.group).any():  # one would begin within another one's 16
+            if (counts[:-1] != self.group).any() or counts[-1] > self.group:
                 return None
             order = np.argsort(self._group_of, kind="stable")
         return GroupedMatrix(self, sizes[0], order)

@@ -54,6 +54,11 @@ def cut(suffix: str) -> Callable[[dict[str, np.ndarray]], object]:
     return lambda parts: parts.update({suffix: parts[suffix][:-1]})
 
 
+def store(case: Case, weights: np.ndarray) -> Callable[[dict[str, np.ndarray]], object]:
+    """Takes other weights."""
+    return lambda parts: parts.update(case.store(weights).parts)
+
+
 def without(suffix: str) -> Callable[[dict[str, np.ndarray]], object]:
     return lambda parts: parts.pop(suffix)
 
@@ -177,6 +182,33 @@ def test_the_content_changes_with_what_the_config_says_of_it(tmp_path: Path) -> 
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"checkpoint_format": "gptq"', '"format": "gptq_v2"'))
     assert open_checkpoint(str(tmp_path)).content_id() != before
+
+
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_a_zero_point_of_0(tmp_path: Path, version: str) -> None:
+    """Less 1, that is the largest there is."""
+    case, weights = gptq(sym=False, version=version), np.abs(WEIGHTS)
+    checkpoint = open_checkpoint(str(write(tmp_path, case, change=store(case, weights))))
+    values = checkpoint.read(f"{MODULE}.weight")
+    assert values.min() == 0
+    np.testing.assert_array_equal(values, case.store(weights).weights)
+
+
+@pytest.mark.parametrize("sizes", [(33, 31), (64, 0), (0, 64)])
+def test_groups_of_other_sizes_than_the_config_says(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    group_of = np.repeat(np.arange(2, dtype=np.int32), sizes)
+    checkpoint = open_checkpoint(str(write(tmp_path, gptq(), change=put(".g_idx", group_of))))
+    assert checkpoint.grouped(f"{MODULE}.weight") is None
+    parts = gptq().store(WEIGHTS).parts
+    codes = gptq_codes(parts[".qweight"])
+    expected = (codes - 8) * parts[".scales"].T[:, group_of].astype(np.float32)
+    np.testing.assert_array_equal(checkpoint.read(f"{MODULE}.weight"), expected)
+
+
+def gptq_codes(qweight: np.ndarray) -> np.ndarray:
+    """(I / 8, O) int32 -> (O, I)"""
+    codes = qweight[:, None] >> np.arange(0, 32, 4)[:, None] & 15
+    return codes.reshape(-1, qweight.shape[1]).T.astype(np.float32)
 
 
 def test_modules_that_gptqmodel_treats_differently(tmp_path: Path) -> None:
