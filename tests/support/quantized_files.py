@@ -315,8 +315,8 @@ def fp4(kind: str, method: str = "compressed-tensors") -> Case:
 
 
 def bitsandbytes_4bit(kind: str, *, is_nested: bool, block: int = 64) -> Case:
-    """kind: "nf4" or "fp4"; the values that codes stand for are any here, since a file has them."""
-    table = np.sort(np.random.default_rng(4).uniform(-1, 1, 16)).astype(np.float32)
+    """kind: "nf4" or "fp4"."""
+    table = np.array(NF4 if kind == "nf4" else FP4, np.float32)
 
     def store(values: np.ndarray) -> Stored:
         flat = values.reshape(-1)
@@ -346,6 +346,16 @@ def bitsandbytes_4bit(kind: str, *, is_nested: bool, block: int = 64) -> Case:
         return Stored(parts, weights)
 
     return Case({"quant_method": "bitsandbytes", "load_in_4bit": True}, store)
+
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
+_FP4_SIXTHS = (0, 1 / 32, 4, 6, 2, 3, 1, 1.5)
+FP4 = tuple(sign * sixths / 6 for sign in (1, -1) for sixths in _FP4_SIXTHS)
 
 
 def _all_cases() -> Iterator[tuple[str, Case]]:
