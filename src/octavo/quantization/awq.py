@@ -18,6 +18,7 @@ import numpy as np
 
 from octavo.core.errors import ConfigError
 from octavo.quantization.matrix import QuantizedMatrix
+from octavo.quantization.scales import scale_dtype
 from octavo.quantization.source import FLOATS, Part, Scheme, Source
 
 _PER_WORD = 8
@@ -67,6 +68,7 @@ class AWQMatrix(QuantizedMatrix):
             (words * _PER_WORD, inputs),
             "AWQ 4-bit",
             tuple(part.name for part in parts),
+            scale_dtype=scale_dtype(self._scales),
             group=group,
             bits=4,
         )

@@ -69,6 +69,7 @@ class FourBitMatrix(QuantizedMatrix):
             (outputs, inputs),
             f"bitsandbytes {state.kind.upper()}",
             (state_name, *(part.name for part in parts)),
+            scale_dtype="float32",
             group=math.gcd(inputs, self._block),  # blocks may begin within a row
             kind="table",
             table=tuple(table.read().tolist()),
@@ -141,7 +142,12 @@ class Int8Matrix(QuantizedMatrix):
                     f"({layout!r} is not 0); save the model again with bitsandbytes 0.45 or newer"
                 )
         super().__init__(
-            f"{module}.weight", (outputs, inputs), "bitsandbytes int8", tuple(parts), group=inputs
+            f"{module}.weight",
+            (outputs, inputs),
+            "bitsandbytes int8",
+            tuple(parts),
+            scale_dtype="float32",
+            group=inputs,
         )
 
     def codes(self, rows: slice) -> np.ndarray:

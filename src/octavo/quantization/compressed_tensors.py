@@ -27,7 +27,7 @@ from octavo.quantization.bits import WORD_BITS, unpack
 from octavo.quantization.fp4 import FP4Matrix
 from octavo.quantization.fp8 import E4M3, FP8Matrix
 from octavo.quantization.matrix import QuantizedMatrix
-from octavo.quantization.scales import Scales, one_scale
+from octavo.quantization.scales import Scales, one_scale, scale_dtype
 from octavo.quantization.source import Part, Scheme, Source
 
 
@@ -164,6 +164,7 @@ class IntegerMatrix(QuantizedMatrix):
             (outputs, inputs),
             f"compressed-tensors int{bits}",
             tuple(parts),
+            scale_dtype=scale_dtype(self._scales.part),
             group=group,
             bits=bits,
             group_of=group_of,

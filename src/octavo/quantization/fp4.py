@@ -18,7 +18,7 @@ import numpy as np
 from octavo.core.errors import ConfigError
 from octavo.quantization.bits import nibbles
 from octavo.quantization.matrix import QuantizedMatrix
-from octavo.quantization.scales import MX_EXPONENTS, Scales, scale_values
+from octavo.quantization.scales import MX_EXPONENTS, Scales, scale_dtype, scale_values
 from octavo.quantization.source import Part, Scheme, Source
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -53,6 +53,7 @@ class MXFP4Experts(QuantizedMatrix):
             (experts, self._outputs, groups * 32),
             "MXFP4",
             (self._blocks.name, self._exponents.name),
+            scale_dtype=scale_dtype(self._exponents),
             group=32,
             kind="table",
             table=E2M1,
@@ -100,6 +101,7 @@ class FP4Matrix(QuantizedMatrix):
             (outputs, inputs),
             "MXFP4" if factor is None else "NVFP4",
             (packed.name, scale, *parts),
+            scale_dtype="bfloat16" if factor is None else "float32",
             group=self._scales.group,
             kind="table",
             table=E2M1,

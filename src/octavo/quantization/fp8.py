@@ -17,7 +17,7 @@ import numpy as np
 from octavo.core.errors import ConfigError
 from octavo.quantization.fp4 import FP4Matrix
 from octavo.quantization.matrix import QuantizedMatrix
-from octavo.quantization.scales import MX_EXPONENTS, Scales, one_scale
+from octavo.quantization.scales import MX_EXPONENTS, Scales, one_scale, scale_dtype
 from octavo.quantization.source import FLOATS, Part, Scheme, Source
 
 E4M3 = "float8_e4m3fn"
@@ -86,7 +86,13 @@ class FP8Matrix(QuantizedMatrix):
             dtypes=(*FLOATS, *MX_EXPONENTS),
         )
         super().__init__(
-            name, (outputs, inputs), "FP8", (name, scale), group=self._scales.group, kind="fp8"
+            name,
+            (outputs, inputs),
+            "FP8",
+            (name, scale),
+            scale_dtype=scale_dtype(self._scales.part),
+            group=self._scales.group,
+            kind="fp8",
         )
 
     def codes(self, rows: slice) -> np.ndarray:

@@ -22,6 +22,7 @@ import numpy as np
 from octavo.core.errors import ConfigError
 from octavo.quantization.bits import WORD_BITS, unpack
 from octavo.quantization.matrix import QuantizedMatrix
+from octavo.quantization.scales import scale_dtype
 from octavo.quantization.source import FLOATS, Part, Scheme, Source
 
 _BITS = (2, 3, 4, 8)
@@ -99,6 +100,7 @@ class GPTQMatrix(QuantizedMatrix):
             (outputs, inputs),
             f"GPTQ {bits}-bit",
             tuple(part.name for part in parts),
+            scale_dtype=scale_dtype(self._scales),
             group=group,
             bits=bits,
             group_of=group_of,

@@ -20,7 +20,7 @@ from octavo.quantization.grouped import (
 
 _SIZES: tuple[int, ...] = (32, 16)
 _ROWS = 4096
-"""Read at a time where only scales and zeros are looked at."""
+"""Read at a time where only zeros are looked at."""
 
 
 class QuantizedMatrix(ABC):
@@ -29,9 +29,9 @@ class QuantizedMatrix(ABC):
 
     name: the matrix's own ("model.layers.0.mlp.up_proj.weight"). shape: (O, I), or (E, O, I) of E
     matrices, whose rows count through. dtype: says to people how it is stored. parts: names of the
-    stored tensors that it is made of. group: inputs of a row that share a scale. group_of: (I,) the
-    group of each input, where groups are not side by side. bits: of integer codes. table: of those
-    that stand for one of 16 floats.
+    stored tensors that it is made of. scale_dtype: that holds all scales. group: inputs of a row
+    that share one. group_of: (I,) the group of each input, where groups are not side by side. bits:
+    of integer codes. table: of those that stand for one of 16 floats.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class QuantizedMatrix(ABC):
         dtype: str,
         parts: tuple[str, ...],
         *,
+        scale_dtype: ScaleDtype,
         group: int,
         kind: Literal["integer", "table", "fp8"] = "integer",
         bits: int = 8,
@@ -53,6 +54,7 @@ class QuantizedMatrix(ABC):
         self.parts = parts
         self.inputs = shape[-1]
         self.group = min(group, self.inputs)
+        self._scale_dtype: ScaleDtype = scale_dtype
         self._kind = kind
         self._bits = bits
         self._table = table
@@ -144,7 +146,7 @@ class QuantizedMatrix(ABC):
         return int(np.prod(self.shape[:-1]))
 
     def layout(self, group_size: int) -> GroupedLayout:
-        """Reads scales and zeros, but no codes."""
+        """Reads zeros, and nothing else."""
         return GroupedLayout(
             self._code_format,
             group_size,
@@ -152,17 +154,6 @@ class QuantizedMatrix(ABC):
             table=self._table,
             has_zeros=self._kind == "integer" and self._zero is None,
         )
-
-    @cached_property
-    def _scale_dtype(self) -> ScaleDtype:
-        """The smallest that holds all; of both with 16 bits that which is usual with such codes."""
-        candidates: list[ScaleDtype] = ["float16", "bfloat16"]
-        if self._kind == "table":
-            candidates.reverse()
-        for first in range(0, self._num_rows, _ROWS):
-            scales = self.scales(slice(first, first + _ROWS))
-            candidates = [dtype for dtype in candidates if _fit(scales, dtype)]
-        return candidates[0] if candidates else "float32"
 
     def neutral_rows(self, rows: slice, group_size: int, order: np.ndarray | None) -> GroupedRows:
         """In groups of `group_size`, inputs in `order`."""
@@ -201,8 +192,3 @@ class GroupedMatrix:
 
     def read(self, rows: slice) -> GroupedRows:
         return self._matrix.neutral_rows(rows, self._group_size, self._order)
-
-
-def _fit(scales: np.ndarray, dtype: ScaleDtype) -> bool:
-    with np.errstate(over="ignore"):
-        return bool((scales.astype(dtype).astype(np.float32) == scales).all())

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from octavo.core.errors import ConfigError
+from octavo.quantization.grouped import ScaleDtype
 from octavo.quantization.source import FLOATS, Part, Source
 
 MX_EXPONENTS = ("uint8", "float8_e8m0fnu")
 """Types of scales that are powers of two: OCP Microscaling Formats 1.0, section 5.4.1 (E8M0)."""
+
+_HELD_BY: Mapping[str, ScaleDtype] = {
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "uint8": "bfloat16",  # MX_EXPONENTS
+    "float8_e8m0fnu": "bfloat16",
+}
 
 
 class Scales:
@@ -50,6 +59,11 @@ class Scales:
         begin = first // self._block_rows
         stored = scale_values(self.part.read(slice(begin, -(-last // self._block_rows))))
         return stored.reshape(len(stored), -1)[of_rows - begin]
+
+
+def scale_dtype(part: Part) -> ScaleDtype:
+    """That holds all that is stored there."""
+    return _HELD_BY.get(part.dtype, "float32")
 
 
 def one_scale(source: Source, name: str) -> np.float32:
