@@ -104,6 +104,18 @@ def test_logits_are_those_of_the_floats(
     assert np.median(error) < 0.07  # activations in 8 bits
 
 
+@pytest.mark.parametrize("case", ["gptq, 4 bits", "awq", "compressed-tensors FP8 by channel"])
+def test_experts_are_quantized_like_other_matrices(
+    files: Callable[[str, str], Files], case: str
+) -> None:
+    quantized, floats = files(case, "qwen3_moe")
+    checkpoint = open_checkpoint(str(quantized))
+    expert = "model.layers.1.mlp.experts.9.down_proj.weight"
+    assert checkpoint.tensors[expert].dtype != "float32"
+    expected = logits(floats, "torch", "float32")
+    np.testing.assert_allclose(logits(quantized, "torch", "float32"), expected, atol=1e-4)
+
+
 def test_the_torch_backend_says_what_it_makes_floats_of(
     files: Callable[[str, str], Files],
 ) -> None:
