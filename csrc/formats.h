@@ -105,50 +105,84 @@ inline int64_t quantized_row_bytes(int64_t inputs) {
   return round_up(groups * (kGroup + 12), kAlign);
 }
 
-enum class KVFormat : int32_t { f32 = 0, bf16 = 1, i8 = 2, f8e4m3 = 3 };
+enum class KVFormat : int32_t { f32 = 0, bf16 = 1, i8 = 2, f8e4m3 = 3, i4 = 4 };
 
-// One layer's paged cache. A block holds, for each of its G heads, one after another:
+// One layer's paged cache, keys and values each in a format of their own. A block holds, for each of
+// its G heads, one after another, K, V, the scales of K and the scales of V:
 //
 //   K  T     [subs][E][16]            sub-block s, dimension e, token 16 s + lane: tokens in lanes
 //   V  T     [subs][panels][16][16]   sub-block s, panel e / 16, token, dimension e % 16
 //   bf16 in pairs, which instructions for its products want:
 //   K  T     [subs][(E + 1) / 2][16][2]    dimension 2 i + j, token 16 s + lane
 //   V  T     [subs][panels][8][16][2]      token 16 s + 2 i + j, dimension e % 16
-//   i8 only: float [B padded] scales of K, then float [B padded] scales of V (x = scale * value)
+//   i4 two to a byte, which is one token's, the first in the low nibble:
+//   K  uint8 [subs][(E + 1) / 2][16]       dimensions 2 i and 2 i + 1, token 16 s + lane
+//   V  uint8 [subs][panels][16][8]         token, dimensions 16 p + i and 16 p + i + 8
+//   i8 and i4 only: float [B padded] scales (x = scale * value)
 //
 // subs = ceil(B / 16), panels = ceil(E / 16), B padded = 16 subs. Every part is 64-byte aligned.
-// f8e4m3 saturates at +-448. The cache starts as zeros; what a block holds beyond a sequence's
+// f8e4m3 saturates at +-448; its x = factor * value, by the cache's own factors. What i4 stores is
+// rotated (rotation_block()). The cache starts as zeros; what a block holds beyond a sequence's
 // tokens is arbitrary (even NaN) and must not reach any result.
 struct KVCache {
-  KVFormat format;
+  KVFormat k_format, v_format;
   uint8_t* data;
   int64_t num_blocks;
   int64_t block_size;   // B
   int64_t heads;        // G
   int64_t head_dim;     // E
+  float k_factor = 1.0f, v_factor = 1.0f;  // of f8e4m3; 1 for all others
 
   int64_t subs() const { return ceil_div(block_size, 16); }
   int64_t panels() const { return ceil_div(head_dim, 16); }
-  int64_t value_bytes() const {
-    return format == KVFormat::f32 ? 4 : format == KVFormat::bf16 ? 2 : 1;
-  }
   // Of a sub-block.
   int64_t k_group_bytes() const {
-    const int64_t dimensions = format == KVFormat::bf16 ? round_up(head_dim, 2) : head_dim;
-    return dimensions * 16 * value_bytes();
+    switch (k_format) {
+      case KVFormat::f32: return head_dim * 16 * 4;
+      case KVFormat::bf16: return round_up(head_dim, 2) * 16 * 2;
+      case KVFormat::i8:
+      case KVFormat::f8e4m3: return head_dim * 16;
+      case KVFormat::i4: return round_up(head_dim, 2) * 16 / 2;
+    }
+    return 0;
   }
-  int64_t v_group_bytes() const { return panels() * 256 * value_bytes(); }
+  int64_t v_group_bytes() const {
+    switch (v_format) {
+      case KVFormat::f32: return panels() * 256 * 4;
+      case KVFormat::bf16: return panels() * 256 * 2;
+      case KVFormat::i8:
+      case KVFormat::f8e4m3: return panels() * 256;
+      case KVFormat::i4: return panels() * 256 / 2;
+    }
+    return 0;
+  }
   int64_t k_bytes() const { return round_up(subs() * k_group_bytes(), kAlign); }
   int64_t v_bytes() const { return round_up(subs() * v_group_bytes(), kAlign); }
-  int64_t scale_bytes() const {
-    return format == KVFormat::i8 ? round_up(subs() * 16 * 4, kAlign) : 0;
-  }
-  int64_t head_bytes() const { return k_bytes() + v_bytes() + 2 * scale_bytes(); }
+  int64_t k_scale_bytes() const { return scale_bytes(k_format); }
+  int64_t v_scale_bytes() const { return scale_bytes(v_format); }
+  int64_t head_bytes() const { return k_bytes() + v_bytes() + k_scale_bytes() + v_scale_bytes(); }
   int64_t block_bytes() const { return heads * head_bytes(); }
   uint8_t* head(int64_t block, int64_t head) const {
     return data + block * block_bytes() + head * head_bytes();
   }
+
+ private:
+  int64_t scale_bytes(KVFormat format) const {
+    const bool has_scales = format == KVFormat::i8 || format == KVFormat::i4;
+    return has_scales ? round_up(subs() * 16 * 4, kAlign) : 0;
+  }
 };
+
+// Sixteen steps for a whole vector are few: one large value makes all others small. Before vectors
+// are stored in i4 they are therefore multiplied by a Hadamard matrix, in blocks of the largest
+// power of two up to 128 that divides E, which spreads large values over the block. The matrix is
+// orthogonal, so products of keys with queries that are rotated too stay what they are; and it is its
+// own inverse, which outputs are rotated back with.
+constexpr int64_t kMostRotated = 1024;  // the largest E in i4
+constexpr int64_t rotation_block(int64_t head_dim) {
+  const int64_t power = head_dim & -head_dim;
+  return power < 128 ? power : 128;
+}
 
 // One layer's paged cache of latent attention: of a token one vector for all heads, C values and R
 // with its position. A block holds B rows, one after another:
@@ -157,7 +191,7 @@ struct KVCache {
 //   float  scale, i8 only         x = scale * value, of all values
 //
 // Rows are padded to 16 bytes, blocks to 64. What KVCache says of values and of what was never
-// written holds here, too.
+// written holds here, too. It has no i4.
 struct LatentCache {
   KVFormat format;
   uint8_t* data;

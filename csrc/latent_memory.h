@@ -16,6 +16,7 @@ class LatentMemory {
                int64_t rope_dim, double shift)
       : cache_{format, nullptr, num_blocks, block_size, rank, rope_dim},
         pages_(num_blocks * cache_.block_bytes(), shift) {
+    if (format == KVFormat::i4) throw std::invalid_argument("latent vectors are not cached in i4");
     cache_.data = pages_.data();
   }
 

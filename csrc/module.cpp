@@ -39,11 +39,21 @@ PyRef py_ref(Ref ref) { return {ref.buffer, ref.column}; }
 // One layer's KV cache and its memory. shift: as of Pages.
 class CacheMemory {
  public:
-  CacheMemory(int format, int64_t num_blocks, int64_t block_size, int64_t heads, int64_t head_dim,
-              double shift)
-      : cache_{static_cast<KVFormat>(format), nullptr, num_blocks, block_size, heads, head_dim},
+  CacheMemory(int k_format, int v_format, int64_t num_blocks, int64_t block_size, int64_t heads,
+              int64_t head_dim, double shift, float k_factor, float v_factor)
+      : cache_{static_cast<KVFormat>(k_format),
+               static_cast<KVFormat>(v_format),
+               nullptr,
+               num_blocks,
+               block_size,
+               heads,
+               head_dim},
         pages_(num_blocks * cache_.block_bytes(), shift) {
     if (!(shift >= 0 && shift < 1)) throw nb::value_error("a shift is from 0 to 1");
+    const bool is_rotated = cache_.k_format == KVFormat::i4 || cache_.v_format == KVFormat::i4;
+    if (is_rotated && head_dim > kMostRotated) throw nb::value_error("heads too large for int4");
+    if (cache_.k_format == KVFormat::f8e4m3) cache_.k_factor = k_factor;
+    if (cache_.v_format == KVFormat::f8e4m3) cache_.v_factor = v_factor;
     cache_.data = pages_.data();
   }
 
@@ -426,19 +436,26 @@ NB_MODULE(_native, m) {
   });
 
   nb::class_<CacheMemory>(m, "KVCache", "One layer's paged cache, zeroed.")
-      .def(nb::init<int, int64_t, int64_t, int64_t, int64_t, double>(), "format"_a, "num_blocks"_a,
-           "block_size"_a, "heads"_a, "head_dim"_a, "shift"_a = 0.0)
+      .def(nb::init<int, int, int64_t, int64_t, int64_t, int64_t, double, float, float>(),
+           "k_format"_a, "v_format"_a, "num_blocks"_a, "block_size"_a, "heads"_a, "head_dim"_a,
+           "shift"_a = 0.0, "k_factor"_a = 1.0f, "v_factor"_a = 1.0f)
       .def_prop_ro("heads", [](const CacheMemory& c) { return c.cache().heads; })
       .def_prop_ro("head_dim", [](const CacheMemory& c) { return c.cache().head_dim; })
       .def("copy_blocks", &CacheMemory::copy_blocks)
       .def("move_kv", &CacheMemory::move_kv);
   m.def(
       "kv_block_bytes",
-      [](int format, int64_t block_size, int64_t heads, int64_t head_dim) {
-        return KVCache{static_cast<KVFormat>(format), nullptr, 1, block_size, heads, head_dim}
+      [](int k_format, int v_format, int64_t block_size, int64_t heads, int64_t head_dim) {
+        return KVCache{static_cast<KVFormat>(k_format),
+                       static_cast<KVFormat>(v_format),
+                       nullptr,
+                       1,
+                       block_size,
+                       heads,
+                       head_dim}
             .block_bytes();
       },
-      "format"_a, "block_size"_a, "heads"_a, "head_dim"_a);
+      "k_format"_a, "v_format"_a, "block_size"_a, "heads"_a, "head_dim"_a);
 
   bind_latents(m);
   bind_tape(m);

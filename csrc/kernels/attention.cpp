@@ -14,6 +14,7 @@
 #include "../attention_scratch.h"
 #include "../cached_token.h"
 #include "attention_part.h"
+#include "rotation.h"
 #include "simd.h"
 #include "table.h"
 
@@ -22,46 +23,57 @@ namespace {
 
 // --- formats of the cache ------------------------------------------------------------------------
 
-// What the products of rows with the cache are made of. A step reads one register's worth from each
-// of the cache's vectors: a dimension of 16 tokens' keys, or a token's 16 dimensions of its value;
-// of bf16 caches two of them, which lie in pairs.
+// What the products of rows with the cache are made of. A step reads from each of the cache's
+// vectors what lies together: a dimension of 16 tokens' keys, or a token's 16 dimensions of its
+// value; of bf16 caches, and of keys in i4, two of them, which lie in pairs.
 //
-//   kBytes            of a cached value
+//   kStepBytes        of a step
 //   kPair             dimensions, or tokens, of a step
 //   kOperands         operands that a step has for each row
 //   Operand, load     what a step reads, for the operand h of kOperands
 //   splat             of a row, for every lane
 //   add               sum + product
-//   put               16 floats of a row (or probabilities), as splat reads them
 //   kFactor           what loaded values must be multiplied by, folded into queries and outputs
 struct Floats {
   using Operand = f32x16;
   static constexpr int kOperands = 1;
   static constexpr int kPair = 1;
-  static constexpr bool kHasScales = false;
   static constexpr float kFactor = 1.0f;
   static f32x16 splat(const float* p) { return OCTAVO_ISA::splat(*p); }
   static f32x16 add(f32x16 sum, f32x16 x, f32x16 cached) { return fma(x, cached, sum); }
-  static void put(float* p, f32x16 x) { store(p, x); }
 };
 
 struct F32 : Floats {
-  static constexpr int64_t kBytes = 4;
+  static constexpr int64_t kStepBytes = kLanes * 4;
   static f32x16 load(const uint8_t* p, int) {
     return OCTAVO_ISA::load(reinterpret_cast<const float*>(p));
   }
 };
 
 struct I8 : Floats {
-  static constexpr int64_t kBytes = 1;
-  static constexpr bool kHasScales = true;
+  static constexpr int64_t kStepBytes = kLanes;
   static f32x16 load(const uint8_t* p, int) { return load_i8(reinterpret_cast<const int8_t*>(p)); }
 };
 
 struct F8E4M3 : Floats {
-  static constexpr int64_t kBytes = 1;
+  static constexpr int64_t kStepBytes = kLanes;
   static constexpr float kFactor = 256.0f;
   static f32x16 load(const uint8_t* p, int) { return load_f8_256th(p); }
+};
+
+// A nibble in the upper half of a byte is 16 times what it is.
+struct I4Keys : Floats {
+  static constexpr int kOperands = 2;
+  static constexpr int kPair = 2;
+  static constexpr int64_t kStepBytes = kLanes;
+  static constexpr float kFactor = 1.0f / 16;
+  static f32x16 load(const uint8_t* p, int h) { return load_i4_of_pairs_times_16(p, h); }
+};
+
+struct I4Values : Floats {
+  static constexpr int64_t kStepBytes = kLanes / 2;
+  static constexpr float kFactor = 1.0f / 16;
+  static f32x16 load(const uint8_t* p, int) { return load_i4_of_halves_times_16(p); }
 };
 
 #if defined(__AVX512BF16__)
@@ -72,14 +84,11 @@ struct F8E4M3 : Floats {
 struct BF16 : Floats {
   using Operand = __m512bh;
   static constexpr int kPair = 2;
-  static constexpr int64_t kBytes = 2;
+  static constexpr int64_t kStepBytes = kLanes * 4;
   static Operand load(const uint8_t* p, int) { return (Operand)_mm512_loadu_si512(p); }
   static Operand splat(const float* p) { return (Operand)_mm512_set1_ps(*p); }
   static f32x16 add(f32x16 sum, Operand x, Operand cached) {
     return {_mm512_dpbf16_ps(sum.v, x, cached)};
-  }
-  static void put(float* p, f32x16 x) {
-    _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x.v));
   }
   // One of a pair, with nothing for the other: what is cached there may be NaN.
   static Operand load_half(const uint8_t* p, int h) {
@@ -93,7 +102,7 @@ struct BF16 : Floats {
 struct BF16 : Floats {
   static constexpr int kOperands = 2;
   static constexpr int kPair = 2;
-  static constexpr int64_t kBytes = 2;
+  static constexpr int64_t kStepBytes = kLanes * 4;
   static f32x16 load(const uint8_t* p, int h) {
     return load_bf16_of_pairs(reinterpret_cast<const uint16_t*>(p), h);
   }
@@ -101,9 +110,6 @@ struct BF16 : Floats {
 
 #endif
 
-// Bytes of a step.
-template <class Format>
-constexpr int64_t kStepBytes = kLanes * Format::kPair * Format::kBytes;
 // Words (floats, or pairs of bf16) of a row of `size` values, filled up with zeros.
 template <class Format>
 constexpr int64_t row_words(int64_t size) {
@@ -130,7 +136,7 @@ constexpr int64_t kGroupsAhead = 4;
 
 template <class Format>
 inline void fetch(const uint8_t* p) {
-  __builtin_prefetch(p, 0, Format::kBytes == 1 ? 3 : 2);
+  __builtin_prefetch(p, 0, Format::kStepBytes <= kLanes ? 3 : 2);
 }
 
 // scores[c][r][lane] = sum_e q[r][e] * k[c][e][lane] for C groups of tokens. (Here and below, loops
@@ -144,7 +150,7 @@ inline void score_tile(const float* q, const TokenGroup* groups, int64_t size, f
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) sums[r][c] = zero();
   for (int64_t i = 0; i < steps; ++i) {
-    const int64_t offset = i * kStepBytes<Format>;
+    const int64_t offset = i * Format::kStepBytes;
     if (offset % kAlign == 0)
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) fetch<Format>(groups[c].after_k + offset);
@@ -188,7 +194,7 @@ struct TokenSpan {
 template <class Format, int R, int C>
 inline void weigh_tile(const float* p, int64_t p_stride, const TokenGroup* groups, int64_t count,
                        TokenSpan tokens, int64_t panel, float* outputs, int64_t stride) {
-  constexpr int64_t kPanelBytes = kLanes * kLanes * Format::kBytes;
+  constexpr int64_t kPanelBytes = kLanes / Format::kPair * Format::kStepBytes;
   f32x16 sums[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
@@ -206,7 +212,7 @@ inline void weigh_tile(const float* p, int64_t p_stride, const TokenGroup* group
     const auto step = [&](int64_t s, int h, auto load) __attribute__((always_inline)) {
       typename Format::Operand values[C];
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) values[c] = load(v + c * kPanelBytes + s * kStepBytes<Format>, h);
+      for (int c = 0; c < C; ++c) values[c] = load(v + c * kPanelBytes + s * Format::kStepBytes, h);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const auto x = Format::splat(weights + r * kLanes + s * Format::kOperands + h);
@@ -231,8 +237,8 @@ inline void weigh_tile(const float* p, int64_t p_stride, const TokenGroup* group
     for (; t + Format::kPair <= last; t += Format::kPair) {
       const int64_t s = t / Format::kPair;
 #pragma GCC unroll 4
-      for (int64_t line = 0; line < C * kStepBytes<Format>; line += kAlign)
-        fetch<Format>(after_v + s * C * kStepBytes<Format> + line);
+      for (int64_t line = 0; line < C * Format::kStepBytes; line += kAlign)
+        fetch<Format>(after_v + s * C * Format::kStepBytes + line);
 #pragma GCC unroll 2
       for (int h = 0; h < Format::kOperands; ++h) step(s, h, Format::load);
     }
@@ -256,15 +262,63 @@ void weigh_rows(const float* p, int64_t p_stride, const TokenGroup* groups, int6
       weigh_tile<Format, R, 1>(p, p_stride, groups, count, tokens, panel, outputs, stride);
 }
 
-// By rows - 1.
+// What a unit needs to know of how keys, or values, are cached. By rows - 1: `score`, `weigh`.
+// is_packed: what splat reads are pairs of bf16. A unit has one of keys and one of values, so that
+// every format goes with every other.
+struct KeyFormat {
+  decltype(&score_rows<F32, 1>) score[kTileRows];
+  bool has_scales, is_packed, is_rotated;
+  float factor;
+};
+struct ValueFormat {
+  decltype(&weigh_rows<F32, 1>) weigh[kTileRows];
+  int64_t pair;
+  bool has_scales, is_packed, is_rotated;
+  float factor;
+};
+
 template <class Format>
-constexpr decltype(&score_rows<Format, 1>) kScoreRows[kTileRows] = {
-    score_rows<Format, 1>, score_rows<Format, 2>, score_rows<Format, 3>,
-    score_rows<Format, 4>, score_rows<Format, 5>, score_rows<Format, 6>};
+constexpr bool kIsPacked = Format::kPair > Format::kOperands;
+
 template <class Format>
-constexpr decltype(&weigh_rows<Format, 1>) kWeighRows[kTileRows] = {
-    weigh_rows<Format, 1>, weigh_rows<Format, 2>, weigh_rows<Format, 3>,
-    weigh_rows<Format, 4>, weigh_rows<Format, 5>, weigh_rows<Format, 6>};
+constexpr KeyFormat key_format(bool has_scales = false, bool is_rotated = false) {
+  return {{score_rows<Format, 1>, score_rows<Format, 2>, score_rows<Format, 3>,
+           score_rows<Format, 4>, score_rows<Format, 5>, score_rows<Format, 6>},
+          has_scales,
+          kIsPacked<Format>,
+          is_rotated,
+          Format::kFactor};
+}
+
+template <class Format>
+constexpr ValueFormat value_format(bool has_scales = false, bool is_rotated = false) {
+  return {{weigh_rows<Format, 1>, weigh_rows<Format, 2>, weigh_rows<Format, 3>,
+           weigh_rows<Format, 4>, weigh_rows<Format, 5>, weigh_rows<Format, 6>},
+          Format::kPair,
+          has_scales,
+          kIsPacked<Format>,
+          is_rotated,
+          Format::kFactor};
+}
+
+// By KVFormat.
+constexpr KeyFormat kKeyFormats[] = {key_format<F32>(), key_format<BF16>(), key_format<I8>(true),
+                                     key_format<F8E4M3>(), key_format<I4Keys>(true, true)};
+constexpr ValueFormat kValueFormats[] = {value_format<F32>(), value_format<BF16>(),
+                                         value_format<I8>(true), value_format<F8E4M3>(),
+                                         value_format<I4Values>(true, true)};
+
+// 16 floats of a row (or probabilities), as splat reads them.
+inline void put(bool is_packed, float* p, f32x16 x) {
+#if defined(__AVX512BF16__)
+  if (is_packed) {
+    _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x.v));
+    return;
+  }
+#endif
+  (void)is_packed;
+  store(p, x);
+}
 
 // --- softmax and merging -------------------------------------------------------------------------
 
@@ -275,13 +329,16 @@ inline const float* sink_of(const AttentionArgs& args, int64_t head) {
   return args.sinks == nullptr ? nullptr : args.sinks + head;
 }
 
-// y = output / sum, of `size` dimensions. sink: of the row's head, or null.
-inline void finish(Part part, const float* sink, float factor, float* y, int64_t size) {
+// y = output / sum, of the dimensions that there are. sink: of the row's head, or null.
+inline void finish(Part part, const float* sink, const KVCache& cache, float* y) {
+  const ValueFormat& values = kValueFormats[int(cache.v_format)];
+  const int64_t size = cache.head_dim;
   f32x16 sum = splat(*part.sum);
   if (sink != nullptr) sum = sum + exp(splat(*sink - *part.maximum));
-  const f32x16 scale = splat(factor) / sum;
+  const f32x16 scale = splat(values.factor * cache.v_factor) / sum;
   for (int64_t i = 0; i < size; i += kLanes)
     store_rest(y + i, load(part.output + i) * scale, size - i);
+  if (values.is_rotated) rotate(y, size);
 }
 
 // --- a unit --------------------------------------------------------------------------------------
@@ -291,7 +348,6 @@ struct GroupRange {
   int64_t begin, end;
 };
 
-template <class Format>
 class Unit {
  public:
   Unit(const AttentionArgs& args, const Batch& batch, const AttentionUnit& unit,
@@ -299,6 +355,8 @@ class Unit {
       : args_(args),
         batch_(batch),
         cache_(args.cache),
+        keys_(kKeyFormats[int(args.cache.k_format)]),
+        values_(kValueFormats[int(args.cache.v_format)]),
         unit_(unit),
         next_(next),
         table_(batch.block_tables + unit.sequence * batch.table_stride),
@@ -332,8 +390,7 @@ class Unit {
           merge(row_of(state_, tile.first + r), row_of(part_, r), panels_);
       });
     for (int64_t r = 0; r < rows_; ++r)
-      finish(row_of(state_, r), sink_of(args_, head_of(r)), Format::kFactor, vector_of(args_.y, r),
-             size_);
+      finish(row_of(state_, r), sink_of(args_, head_of(r)), cache_, vector_of(args_.y, r));
   }
 
  private:
@@ -356,14 +413,18 @@ class Unit {
     return rows.row(unit_.first + r / sharing_) + head_of(r) * size_;
   }
 
-  float* query(int64_t r) const { return queries_ + r * row_words<Format>(size_); }
+  // Words of the first `size` (a multiple of 16) values of a query.
+  int64_t query_words(int64_t size) const { return keys_.is_packed ? size / 2 : size; }
+
+  float* query(int64_t r) const { return queries_ + r * query_words(round_up(size_, kLanes)); }
 
   void scale_queries() {
-    const f32x16 scale = splat(args_.softmax_scale * Format::kFactor);
+    const f32x16 scale = splat(args_.softmax_scale * (keys_.factor * cache_.k_factor));
     for (int64_t r = 0; r < rows_; ++r) {
       const float* const from = vector_of(args_.q, r);
       for (int64_t e = 0; e < size_; e += kLanes)
-        Format::put(query(r) + row_words<Format>(e), load_rest(from + e, size_ - e) * scale);
+        put(keys_.is_packed, query(r) + query_words(e), load_rest(from + e, size_ - e) * scale);
+      if (keys_.is_rotated) rotate(query(r), size_);
     }
   }
 
@@ -420,16 +481,13 @@ class Unit {
     const int64_t size = cache_.block_size, per_block = groups_of_block(size);
     const int64_t first_block = seen.begin / size, last_block = (seen.end - 1) / size;
     for (int64_t b = first_block; b <= last_block; ++b) {
-      const uint8_t* const k = cache_.head(table_[start / size + b], unit_.kv_head);
-      const uint8_t* const v = k + cache_.k_bytes();
-      const float* const k_scales = reinterpret_cast<const float*>(v + cache_.v_bytes());
-      const float* const v_scales = k_scales + cache_.scale_bytes() / int64_t{sizeof(float)};
+      const CachedGroup first = cached_group(cache_, table_[start / size + b], unit_.kv_head, 0);
       for (int64_t i = 0; i < per_block; ++i) {
         TokenGroup& group = groups_[b * per_block + i];
-        group.k = k + i * key_bytes();
-        group.v = v + i * panels_ * kLanes * kLanes * Format::kBytes;
-        group.k_scales = k_scales + i * kLanes;
-        group.v_scales = v_scales + i * kLanes;
+        group.k = first.k + i * cache_.k_group_bytes();
+        group.v = first.v + i * cache_.v_group_bytes();
+        group.k_scales = first.k_scales + i * kLanes;
+        group.v_scales = first.v_scales + i * kLanes;
         group.token = b * size + i * kLanes;
         group.count = size - i * kLanes < kLanes ? size - i * kLanes : kLanes;
       }
@@ -481,10 +539,12 @@ class Unit {
     std::memcpy(copy.v, group.v, size_t(v_bytes));
     group.k = copy.k;
     group.v = copy.v;
-    if constexpr (Format::kHasScales) {
+    if (keys_.has_scales) {
       std::memcpy(copy.k_scales, group.k_scales, kLanes * sizeof(float));
-      std::memcpy(copy.v_scales, group.v_scales, kLanes * sizeof(float));
       group.k_scales = copy.k_scales;
+    }
+    if (values_.has_scales) {
+      std::memcpy(copy.v_scales, group.v_scales, kLanes * sizeof(float));
       group.v_scales = copy.v_scales;
     }
     return copy;
@@ -500,11 +560,8 @@ class Unit {
                           i / per_block * size + i % per_block * kLanes;
     if (token >= batch_.context_lens[unit->sequence]) return groups_[range_.begin].v;
     const int32_t* const table = batch_.block_tables + unit->sequence * batch_.table_stride;
-    return cache_.head(table[token / size], unit->kv_head) + i % per_block * key_bytes();
+    return cache_.head(table[token / size], unit->kv_head) + i % per_block * cache_.k_group_bytes();
   }
-
-  // Of a group.
-  int64_t key_bytes() const { return round_up(size_, Format::kPair) * kLanes * Format::kBytes; }
 
   // Groups that hold `tokens`, of which there are some.
   GroupRange holding(TokenSpan tokens) const {
@@ -525,9 +582,8 @@ class Unit {
     const TokenSpan any = tile.seen_by_any();
     if (any.begin >= any.end) return;
     const GroupRange range = holding(any);
-    kScoreRows<Format>[tile.rows - 1](query(tile.first), groups_ + range.begin,
-                                      range.end - range.begin, size_,
-                                      scores_ + range.begin* tile.rows* kLanes);
+    keys_.score[tile.rows - 1](query(tile.first), groups_ + range.begin, range.end - range.begin,
+                               size_, scores_ + range.begin * tile.rows * kLanes);
     for (int64_t r = 0; r < tile.rows; ++r) softmax(tile, r, row_of(part, r));
     // Values of the tokens that all rows see are taken together, those at the edges of the mask, on
     // both sides, row by row.
@@ -546,7 +602,7 @@ class Unit {
   // a pair that a row sees is taken in one step, whatever the tile's other rows see.
   TokenSpan pairs_of(const Tile& tile) const {
     const TokenSpan any = tile.seen_by_any(), all = tile.seen_by_all();
-    const auto past_pair = [&](int64_t token) { return token % cache_.block_size % Format::kPair; };
+    const auto past_pair = [&](int64_t token) { return token % cache_.block_size % values_.pair; };
     return {any.begin == all.begin ? all.begin : all.begin + past_pair(all.begin),
             any.end == all.end ? all.end : all.end - past_pair(all.end)};
   }
@@ -568,13 +624,13 @@ class Unit {
       const TokenGroup& group = groups_[i];
       float* const at = scores_of(i);
       f32x16 score = load(at);
-      if constexpr (Format::kHasScales) score = score * load(group.k_scales);
+      if (keys_.has_scales) score = score * load(group.k_scales);
       if (args_.softcap > 0.0f) score = soft_capped(score, args_.softcap);
       if (has_slope) {
         const f32x16 distance = load(kLaneNumbers) + splat(float(behind + group.token));
         score = fma(splat(slope), distance, score);
       }
-      if (Format::kHasScales || args_.softcap > 0.0f || has_slope) store(at, score);
+      if (keys_.has_scales || args_.softcap > 0.0f || has_slope) store(at, score);
       const int64_t first = span.begin - group.token, rest = span.end - group.token;
       const int64_t last = rest < group.count ? rest : group.count;
       if (first > 0 || last < kLanes) {
@@ -591,8 +647,8 @@ class Unit {
       float* const at = scores_of(i);
       f32x16 p = exp(load(at) - splat(maximum));
       sums = sums + p;
-      if constexpr (Format::kHasScales) p = p * load(groups_[i].v_scales);
-      Format::put(at, p);
+      if (values_.has_scales) p = p * load(groups_[i].v_scales);
+      put(values_.is_packed, at, p);
     }
     *part.maximum = maximum;
     *part.sum = sum_lanes(sums);
@@ -602,14 +658,16 @@ class Unit {
   void weigh(const Tile& tile, int64_t r, int64_t rows, TokenSpan tokens, float* part) {
     if (tokens.begin >= tokens.end) return;
     const GroupRange range = holding(tokens);
-    kWeighRows<Format>[rows - 1](scores_ + (range.begin* tile.rows + r)* kLanes, tile.rows* kLanes,
-                                 groups_ + range.begin, range.end - range.begin, tokens, panels_,
-                                 row_of(part, r).output, part_floats(size_));
+    values_.weigh[rows - 1](scores_ + (range.begin * tile.rows + r) * kLanes, tile.rows * kLanes,
+                            groups_ + range.begin, range.end - range.begin, tokens, panels_,
+                            row_of(part, r).output, part_floats(size_));
   }
 
   const AttentionArgs& args_;
   const Batch& batch_;
   const KVCache& cache_;
+  const KeyFormat& keys_;
+  const ValueFormat& values_;
   const AttentionUnit& unit_;
   const AttentionUnit* const next_;
   const int32_t* const table_;
@@ -629,27 +687,20 @@ class Unit {
 
 void attend(const AttentionArgs& args, const Batch& batch, const AttentionUnit& unit,
             const AttentionUnit* next, void* scratch) {
-  uint8_t* const memory = static_cast<uint8_t*>(scratch);
-  switch (args.cache.format) {
-    case KVFormat::f32: Unit<F32>(args, batch, unit, next, memory).run(); break;
-    case KVFormat::bf16: Unit<BF16>(args, batch, unit, next, memory).run(); break;
-    case KVFormat::i8: Unit<I8>(args, batch, unit, next, memory).run(); break;
-    case KVFormat::f8e4m3: Unit<F8E4M3>(args, batch, unit, next, memory).run(); break;
-  }
+  Unit(args, batch, unit, next, static_cast<uint8_t*>(scratch)).run();
 }
 
 void attend_merge(const AttentionArgs& args, const AttentionUnit& unit, int64_t count,
                   int64_t stride) {
   const int64_t size = args.cache.head_dim, panels = args.cache.panels();
   const int64_t sharing = args.heads / args.cache.heads;
-  const float factor = args.cache.format == KVFormat::f8e4m3 ? F8E4M3::kFactor : 1.0f;
   for (int64_t r = 0; r < (unit.last - unit.first) * sharing; ++r) {
     float* const row = unit.partial + r * part_floats(size);
     for (int64_t i = 1; i < count; ++i)
       merge(Part(row, panels), Part(row + i * stride, panels), panels);
     const int64_t head = unit.kv_head * sharing + r % sharing;
     float* const y = args.y.row(unit.first + r / sharing) + head * size;
-    finish(Part(row, panels), sink_of(args, head), factor, y, size);
+    finish(Part(row, panels), sink_of(args, head), args.cache, y);
   }
 }
 

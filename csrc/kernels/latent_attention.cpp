@@ -45,6 +45,7 @@ inline f32x16 load_cached(const LatentCache& cache, const uint8_t* row, int64_t 
       return load_i8(reinterpret_cast<const int8_t*>(row) + e) * splat(scale);
     }
     case KVFormat::f8e4m3: return load_f8_256th(row + e) * splat(256.0f);
+    case KVFormat::i4: break;  // which LatentMemory refuses
   }
   return zero();
 }

@@ -17,6 +17,23 @@
 
 namespace octavo::OCTAVO_ISA {
 
+#if defined(__AVX2__)
+
+// Sixteen bytes with the low (h = 0) or high nibbles of `bytes` in their upper halves, zeros below:
+// 16 times numbers of four bits, as int8.
+inline __m128i upper_nibbles(__m128i bytes, int h) {
+  return _mm_and_si128(h == 0 ? _mm_slli_epi16(bytes, 4) : bytes, _mm_set1_epi8(int8_t(0xf0)));
+}
+inline __m128i pair_nibbles(const uint8_t* p, int h) {
+  return upper_nibbles(_mm_loadu_si128((const __m128i*)p), h);
+}
+inline __m128i half_nibbles(const uint8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64((const __m128i*)p);
+  return _mm_unpacklo_epi64(upper_nibbles(bytes, 0), upper_nibbles(bytes, 1));
+}
+
+#endif
+
 #if defined(__AVX512F__)
 
 struct f32x16 {
@@ -71,9 +88,16 @@ inline f32x16 load_bf16_of_pairs(const uint16_t* p, int h) {
 inline f32x16 load_f16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
 }
-inline f32x16 load_i8(const int8_t* p) {
-  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+inline f32x16 floats_of_i8(__m128i bytes) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
 }
+inline f32x16 load_i8(const int8_t* p) { return floats_of_i8(_mm_loadu_si128((const __m128i*)p)); }
+// 16 times sixteen numbers of four bits: the first (h = 0) or second nibbles of 16 bytes, or the
+// first and then the second ones of 8.
+inline f32x16 load_i4_of_pairs_times_16(const uint8_t* p, int h) {
+  return floats_of_i8(pair_nibbles(p, h));
+}
+inline f32x16 load_i4_of_halves_times_16(const uint8_t* p) { return floats_of_i8(half_nibbles(p)); }
 // Integral values in -128..127; what a NaN stores is not specified.
 inline void store_i8(int8_t* p, f32x16 a) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
@@ -196,6 +220,14 @@ inline f32x16 load_i8(const int8_t* p) {
   };
   return {half(p), half(p + 8)};
 }
+inline f32x16 floats_of_i8(__m128i bytes) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes)))};
+}
+inline f32x16 load_i4_of_pairs_times_16(const uint8_t* p, int h) {
+  return floats_of_i8(pair_nibbles(p, h));
+}
+inline f32x16 load_i4_of_halves_times_16(const uint8_t* p) { return floats_of_i8(half_nibbles(p)); }
 inline void store_i8(int8_t* p, f32x16 a) {
   const auto half = [](__m256 x) {  // eight int32 to int16
     const __m256i i = _mm256_cvtps_epi32(x);
@@ -423,6 +455,19 @@ inline f32x16 load_f8_256th(const uint8_t* p) {
       p);
 }
 #endif
+inline f32x16 load_i4_of_pairs_times_16(const uint8_t* p, int h) {
+  int8_t values[16];
+  for (int i = 0; i < 16; ++i) values[i] = int8_t(h == 0 ? p[i] << 4 : p[i] & 0xf0);
+  return load_i8(values);
+}
+inline f32x16 load_i4_of_halves_times_16(const uint8_t* p) {
+  int8_t values[16];
+  for (int i = 0; i < 8; ++i) {
+    values[i] = int8_t(p[i] << 4);
+    values[i + 8] = int8_t(p[i] & 0xf0);
+  }
+  return load_i8(values);
+}
 inline void store_bf16(uint16_t* p, f32x16 a) {
   const auto half = [](f32x4 x) {
     const u32x4 bits = bits_of_floats(x), upper = bits >> 16;

@@ -3,6 +3,8 @@
 #include <cfloat>
 #include <cmath>
 
+#include "../cached_token.h"
+#include "rotation.h"
 #include "simd.h"
 #include "table.h"
 
@@ -41,22 +43,29 @@ inline uint16_t to_bf16(float x) {
   return rounded[0];
 }
 
-// Scale and its inverse of int8 values; a vector of zeros has a scale of 0, one with a NaN or an
+// Scale and its inverse of integers; a vector of zeros has a scale of 0, one with a NaN or an
 // infinity a scale of NaN. Both have the inverse 0, and zeros for values.
-struct I8Scale {
+struct Scale {
   float scale, inverse;
+
+  f32x16 values(f32x16 x) const { return inverse == 0.0f ? zero() : round(x * splat(inverse)); }
 };
 
-I8Scale i8_scale(const float* x, int64_t size) {
+// limit: 127, which the largest magnitude becomes, or -8, which the value itself does (the first of
+// several): int4 reaches from there to 7, and its scale may be negative.
+Scale scale_of(const float* x, int64_t size, float limit) {
   uint32_t largest = 0;  // as bits, magnitudes are in order, NaN above infinity
+  int64_t at = 0;
   for (int64_t e = 0; e < size; ++e) {
     const uint32_t magnitude = bits_of(x[e]) & 0x7fffffff;
+    if (magnitude > largest) at = e;
     largest = magnitude > largest ? magnitude : largest;
   }
   if (largest >= 0x7f800000) return {NAN, 0.0f};
-  const float inverse = 127.0f / float_of(largest);
-  if (inverse > FLT_MAX) return {0.0f, 0.0f};  // zero, or too small to divide by
-  return {float_of(largest) / 127.0f, inverse};
+  const float top = limit > 0.0f ? float_of(largest) : x[at];
+  const float inverse = limit / top;
+  if (!(inverse <= FLT_MAX && inverse >= -FLT_MAX)) return {0.0f, 0.0f};  // (nearly) zero
+  return {top / limit, inverse};
 }
 
 // Values of a token, the `lane`-th of its group, to the places that formats.h names. Sixteen are
@@ -72,29 +81,112 @@ inline void convert_row(const float* x, int64_t size, Convert convert, Place pla
 }
 
 template <int kPair, class Value, class Convert>
-void put_key(const float* x, int64_t size, int64_t lane, Value* group, Convert convert) {
-  convert_row<kPair, Value>(x, size, convert, [&](int64_t e, const Value* values) {
-    std::memcpy(group + e * kLanes + lane * kPair, values, kPair * sizeof(Value));
+void put_key(const float* x, int64_t size, int64_t lane, uint8_t* group, Convert convert) {
+  Value* const values = reinterpret_cast<Value*>(group);
+  convert_row<kPair, Value>(x, size, convert, [&](int64_t e, const Value* pair) {
+    std::memcpy(values + e * kLanes + lane * kPair, pair, kPair * sizeof(Value));
   });
 }
 
 template <int kPair, class Value, class Convert>
-void put_value(const float* x, int64_t size, int64_t lane, Value* group, Convert convert) {
-  Value* const row = group + lane / kPair * kPair * kLanes + lane % kPair;
+void put_value(const float* x, int64_t size, int64_t lane, uint8_t* group, Convert convert) {
+  Value* const row = reinterpret_cast<Value*>(group) + lane / kPair * kPair * kLanes + lane % kPair;
   convert_row<1, Value>(x, size, convert, [&](int64_t e, const Value* value) {
     row[e / kLanes * kLanes * kLanes + e % kLanes * kPair] = *value;
   });
 }
 
-// Converters of int8 differ between keys and values.
-template <int kPair, class Value, class ConvertKey, class ConvertValue>
-void put(const KVCache& cache, uint8_t* head, int64_t token, const float* key, const float* value,
-         ConvertKey convert_key, ConvertValue convert_value) {
-  const int64_t size = cache.head_dim, group = token / kLanes, lane = token % kLanes;
-  Value* const k = reinterpret_cast<Value*>(head);
-  Value* const v = reinterpret_cast<Value*>(head + cache.k_bytes());
-  put_key<kPair>(key, size, lane, k + group * round_up(size, kPair) * kLanes, convert_key);
-  put_value<kPair>(value, size, lane, v + group * cache.panels() * kLanes * kLanes, convert_value);
+inline uint8_t nibbles(int8_t low, int8_t high) {
+  return uint8_t((low & 0x0f) | uint8_t(high) << 4);
+}
+
+// Converters to the formats that keep a vector's values one by one.
+struct Same {
+  void operator()(f32x16 x, float* to) const { store(to, x); }
+};
+struct ToBF16 {
+  void operator()(f32x16 x, uint16_t* to) const { store_bf16(to, x); }
+};
+struct ToF8 {
+  float factor;
+  void operator()(f32x16 x, uint8_t* to) const {
+    float values[kLanes];
+    store(values, x / splat(factor));
+    for (int64_t i = 0; i < kLanes; ++i) to[i] = to_f8e4m3(values[i]);
+  }
+};
+struct ToInt {
+  Scale scale;
+  void operator()(f32x16 x, int8_t* to) const { store_i8(to, scale.values(x)); }
+};
+struct ToInt4 {
+  Scale scale;
+  void operator()(f32x16 x, int8_t* to) const { store_i8(to, min(scale.values(x), splat(7.0f))); }
+};
+
+// A vector that is rotated, in scratch memory of the calling thread.
+struct Rotated {
+  float values[kMostRotated];
+
+  Rotated(const float* x, int64_t size) {
+    std::memcpy(values, x, size_t(size) * sizeof(float));
+    rotate(values, size);
+  }
+};
+
+void write_key(const KVCache& cache, const CachedGroup& group, int64_t lane, const float* x) {
+  const int64_t size = cache.head_dim;
+  switch (cache.k_format) {
+    case KVFormat::f32: put_key<1, float>(x, size, lane, group.k, Same{}); break;
+    case KVFormat::bf16: put_key<2, uint16_t>(x, size, lane, group.k, ToBF16{}); break;
+    case KVFormat::f8e4m3: put_key<1, uint8_t>(x, size, lane, group.k, ToF8{cache.k_factor}); break;
+    case KVFormat::i8: {
+      const Scale scale = scale_of(x, size, 127.0f);
+      group.k_scales[lane] = scale.scale;
+      put_key<1, int8_t>(x, size, lane, group.k, ToInt{scale});
+      break;
+    }
+    case KVFormat::i4: {
+      const Rotated rotated(x, size);
+      const Scale scale = scale_of(rotated.values, size, -8.0f);
+      group.k_scales[lane] = scale.scale;
+      convert_row<2, int8_t>(rotated.values, size, ToInt4{scale},
+                             [&](int64_t e, const int8_t* pair) {
+                               group.k[e / 2 * kLanes + lane] = nibbles(pair[0], pair[1]);
+                             });
+      break;
+    }
+  }
+}
+
+void write_value(const KVCache& cache, const CachedGroup& group, int64_t lane, const float* x) {
+  const int64_t size = cache.head_dim;
+  switch (cache.v_format) {
+    case KVFormat::f32: put_value<1, float>(x, size, lane, group.v, Same{}); break;
+    case KVFormat::bf16: put_value<2, uint16_t>(x, size, lane, group.v, ToBF16{}); break;
+    case KVFormat::f8e4m3:
+      put_value<1, uint8_t>(x, size, lane, group.v, ToF8{cache.v_factor});
+      break;
+    case KVFormat::i8: {
+      const Scale scale = scale_of(x, size, 127.0f);
+      group.v_scales[lane] = scale.scale;
+      put_value<1, int8_t>(x, size, lane, group.v, ToInt{scale});
+      break;
+    }
+    case KVFormat::i4: {
+      const Rotated rotated(x, size);
+      const Scale scale = scale_of(rotated.values, size, -8.0f);
+      group.v_scales[lane] = scale.scale;
+      for (int64_t panel = 0; panel < cache.panels(); ++panel) {
+        const int64_t e = panel * kLanes;
+        int8_t values[kLanes];
+        ToInt4{scale}(load_rest(rotated.values + e, size - e), values);
+        uint8_t* const row = group.v + (e + lane) * kLanes / 2;
+        for (int64_t i = 0; i < kLanes / 2; ++i) row[i] = nibbles(values[i], values[i + 8]);
+      }
+      break;
+    }
+  }
 }
 
 void write_kv(const KVCache& cache, Rows k, Rows v, const int64_t* slots, int64_t t0, int64_t t1) {
@@ -102,44 +194,9 @@ void write_kv(const KVCache& cache, Rows k, Rows v, const int64_t* slots, int64_
   for (int64_t t = t0; t < t1; ++t) {
     const int64_t block = slots[t] / cache.block_size, token = slots[t] % cache.block_size;
     for (int64_t g = 0; g < cache.heads; ++g) {
-      uint8_t* const head = cache.head(block, g);
-      const float* const key = k.row(t) + g * size;
-      const float* const value = v.row(t) + g * size;
-      switch (cache.format) {
-        case KVFormat::f32: {
-          const auto same = [](f32x16 x, float* to) { store(to, x); };
-          put<1, float>(cache, head, token, key, value, same, same);
-          break;
-        }
-        case KVFormat::bf16: {
-          const auto rounded = [](f32x16 x, uint16_t* to) { store_bf16(to, x); };
-          put<2, uint16_t>(cache, head, token, key, value, rounded, rounded);
-          break;
-        }
-        case KVFormat::i8: {
-          const I8Scale ks = i8_scale(key, size), vs = i8_scale(value, size);
-          float* const scales =
-              reinterpret_cast<float*>(head + cache.k_bytes() + cache.v_bytes()) + token;
-          scales[0] = ks.scale;
-          scales[cache.scale_bytes() / int64_t{sizeof(float)}] = vs.scale;
-          const auto rounded = [](float inverse) {
-            return [inverse](f32x16 x, int8_t* to) {
-              store_i8(to, inverse == 0.0f ? zero() : round(x * splat(inverse)));
-            };
-          };
-          put<1, int8_t>(cache, head, token, key, value, rounded(ks.inverse), rounded(vs.inverse));
-          break;
-        }
-        case KVFormat::f8e4m3: {
-          const auto rounded = [](f32x16 x, uint8_t* to) {
-            float values[kLanes];
-            store(values, x);
-            for (int64_t i = 0; i < kLanes; ++i) to[i] = to_f8e4m3(values[i]);
-          };
-          put<1, uint8_t>(cache, head, token, key, value, rounded, rounded);
-          break;
-        }
-      }
+      const CachedGroup group = cached_group(cache, block, g, token / kLanes);
+      write_key(cache, group, token % kLanes, k.row(t) + g * size);
+      write_value(cache, group, token % kLanes, v.row(t) + g * size);
     }
   }
 }
@@ -161,10 +218,10 @@ void write_latent(const LatentCache& cache, Rows latents, Rows rotated, const in
         break;
       }
       case KVFormat::i8: {
-        const I8Scale of_latent = i8_scale(latents.row(t), rank);
-        const I8Scale of_rotated = i8_scale(rotated.row(t), rope_dim);
+        const Scale of_latent = scale_of(latents.row(t), rank, 127.0f);
+        const Scale of_rotated = scale_of(rotated.row(t), rope_dim, 127.0f);
         const bool is_nan = of_latent.scale != of_latent.scale;
-        const I8Scale& s = is_nan || of_latent.scale > of_rotated.scale ? of_latent : of_rotated;
+        const Scale& s = is_nan || of_latent.scale > of_rotated.scale ? of_latent : of_rotated;
         *cache.scale(row) = s.scale;
         put(reinterpret_cast<int8_t*>(row), [&](float x) {
           return int8_t(s.inverse == 0.0f ? 0.0f : std::nearbyint(x * s.inverse));
@@ -172,6 +229,7 @@ void write_latent(const LatentCache& cache, Rows latents, Rows rotated, const in
         break;
       }
       case KVFormat::f8e4m3: put(row, to_f8e4m3); break;
+      case KVFormat::i4: break;  // which LatentMemory refuses
     }
   }
 }

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from octavo.config import Config, ModelConfig
 from octavo.core.clock import monotonic
-from octavo.core.dtypes import KV_DTYPE_ALIASES
+from octavo.core.dtypes import plain_kv_dtype
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import KVFormat
+from octavo.core.model_spec import KVFormat, ModelSpec
 from octavo.decisions import (
     Decision,
     asked_length,
@@ -144,6 +144,7 @@ def build_engine(
         return _simulated_engine(config, checkpoint, vocab_size, probe)
     from octavo.executor.local import LocalExecutor
     from octavo.kvcache.sizing import decide_num_blocks
+    from octavo.models.kv_factors import factors_of_cache
     from octavo.models.loader import load_weights, make_rope_tables, plan_weights
     from octavo.models.registry import build_model
     from octavo.ops.backend import load_backend
@@ -179,12 +180,14 @@ def build_engine(
             ),
         )
     weights = plan_weights(model, checkpoint, backend, dtype, quantization)
-    asked_kv_dtype = config.cache.kv_cache_dtype
     kv_dtype, kv_reason = backend.resolve_kv_dtype(
-        KV_DTYPE_ALIASES.get(asked_kv_dtype, asked_kv_dtype), dtype, weights
+        plain_kv_dtype(config.cache.kv_cache_dtype), dtype, weights
     )
     kv_format = KVFormat(kv_dtype)
     shapes = model.spec.kv_shapes
+    factors = factors_of_cache(checkpoint, model.spec, kv_format)
+    if factors is not None:
+        kv_reason += ", with the checkpoint's scales"
     if speculation is not None:
         shapes += speculation.kv_heads
     sizing = decide_num_blocks(
@@ -208,6 +211,7 @@ def build_engine(
         num_blocks=sizing.num_blocks,
         block_size=config.cache.block_size,
         kv_format=kv_format,
+        kv_factors=factors,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=sizing.max_model_len,
         vocab_size=vocab_size,
@@ -236,7 +240,7 @@ def build_engine(
         Decision(
             "KV cache", f"{sizing.num_blocks * config.cache.block_size} tokens", sizing.reason
         ),
-        Decision("KV cache dtype", kv_dtype, kv_reason),
+        Decision("KV cache dtype", kv_dtype, kv_reason + _capacity(model.spec, kv_format)),
         *reservation(config.cache, sizing.num_blocks, sizing.max_model_len),
         *speculation_decisions(config.speculation.parsed),
     )
@@ -365,6 +369,13 @@ def _formats(weights: WeightPlan) -> str:
     for name, num_bytes in zip(weights.formats, weights.num_bytes, strict=True):
         sizes[name] += num_bytes
     return ", ".join(name for name, _ in sizes.most_common())
+
+
+def _capacity(spec: ModelSpec, kv_format: KVFormat) -> str:
+    """What a small format gains, as the end of a reason."""
+    plain = KVFormat("bfloat16")
+    gain = spec.kv_bytes_per_token(plain) / spec.kv_bytes_per_token(kv_format)
+    return f"; {gain:.1f} times the tokens of bfloat16 in the same memory" if gain > 1 else ""
 
 
 def _left_by_weights(weights: WeightPlan, backend: Backend) -> int:

@@ -21,6 +21,7 @@ from octavo.core.dtypes import (
     KV_DTYPE_ALIASES,
     KV_DTYPES,
     QUANTIZATIONS,
+    plain_kv_dtype,
 )
 from octavo.core.errors import ConfigError
 from octavo.core.foreign_settings import remark_on
@@ -41,12 +42,14 @@ def knob(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
+    takes_pair: bool = False,
     aliases: tuple[str, ...] = (),
     secret: bool = False,
     takes_json: bool = False,
 ) -> Any:
-    """A configuration field. `low` and `high` are inclusive; `aliases` are other flag names; a
-    secret is never shown; a text that takes JSON may be given as the objects.
+    """A configuration field. `low` and `high` are inclusive; what takes a pair may be two of its
+    choices with a comma between them; `aliases` are other flag names; a secret is never shown; a
+    text that takes JSON may be given as the objects.
     """
     metadata = {
         "doc": doc,
@@ -54,6 +57,7 @@ def knob(
         "low": low,
         "high": high,
         "choices": choices,
+        "takes_pair": takes_pair,
         "aliases": aliases,
         "secret": secret,
         "takes_json": takes_json,
@@ -151,9 +155,11 @@ class CacheConfig:
     )
     kv_cache_dtype: str = knob(
         "auto",
-        "How the KV cache stores keys and values; auto is the model's dtype, and bfloat16 for "
+        "How the KV cache stores keys and values; two formats with a comma between them, such as "
+        "int8,int4, are the keys' and the values'. auto is the model's dtype, and bfloat16 for "
         "weights of less than 32 bits on the native backend.",
         choices=("auto", *KV_DTYPES, *KV_DTYPE_ALIASES),
+        takes_pair=True,
     )
     enable_prefix_caching: bool | None = knob(
         None,
@@ -169,6 +175,7 @@ class CacheConfig:
     )
 
     def __post_init__(self) -> None:
+        plain_kv_dtype(self.kv_cache_dtype)  # a mistake is told before anything is loaded
         if self.enable_prefix_caching and self.kv_policy == "reserve-max":
             raise ConfigError(
                 "--enable-prefix-caching does not go with --kv-policy reserve-max, where sequences "
@@ -370,6 +377,7 @@ class Knob:
     low: float | None
     high: float | None
     choices: tuple[str, ...]
+    takes_pair: bool
     aliases: tuple[str, ...]
     secret: bool
     takes_json: bool
@@ -387,13 +395,19 @@ class Knob:
         if value is None and self.optional:
             return None
         value = self._converted(value)
-        if self.choices and value not in self.choices:
-            raise self._wrong(value, f"one of {', '.join(self.choices)}")
+        if self.choices and not self._is_choice(value):
+            pair = ", or two of them with a comma between them" if self.takes_pair else ""
+            raise self._wrong(value, f"one of {', '.join(self.choices)}{pair}")
         if self.low is not None and value < self.low:
             raise self._wrong(value, f"at least {self.low:g}")
         if self.high is not None and value > self.high:
             raise self._wrong(value, f"at most {self.high:g}")
         return value
+
+    def _is_choice(self, value: Any) -> bool:
+        if self.takes_pair and isinstance(value, str) and value.count(",") == 1:
+            return all(part in self.choices for part in value.split(","))
+        return value in self.choices
 
     def _converted(self, value: Any) -> Any:
         if self.kind is bool and isinstance(value, bool):

@@ -343,10 +343,14 @@ struct Shape {
 };
 
 void add_attention(const Machine& machine, const Results& results) {
-  constexpr std::pair<const char*, KVFormat> kFormats[] = {{"f32", KVFormat::f32},
-                                                           {"bf16", KVFormat::bf16},
-                                                           {"i8", KVFormat::i8},
-                                                           {"f8", KVFormat::f8e4m3}};
+  struct Format {
+    const char* name;
+    KVFormat keys, values;
+  };
+  constexpr Format kFormats[] = {
+      {"f32", KVFormat::f32, KVFormat::f32}, {"bf16", KVFormat::bf16, KVFormat::bf16},
+      {"i8", KVFormat::i8, KVFormat::i8},    {"f8", KVFormat::f8e4m3, KVFormat::f8e4m3},
+      {"i4", KVFormat::i4, KVFormat::i4},    {"i8-i4", KVFormat::i8, KVFormat::i4}};
   constexpr Shape kShapes[] = {
       {"grouped", 6, 2, 64, 16, 0, 0.0f, false},
       {"one-kv-head", 9, 1, 24, 32, 0, 0.0f, false},
@@ -399,8 +403,9 @@ void add_attention(const Machine& machine, const Results& results) {
     const std::vector<float> queries = random_rows(tokens, columns, 12);
     const auto stride = [](int64_t width) { return width * int64_t{sizeof(float)}; };
 
-    for (const auto& [format_name, format] : kFormats) {
-      KVCache cache{format, nullptr, blocks, shape.block_size, shape.kv_heads, shape.head_dim};
+    for (const auto& [format_name, keys_as, values_as] : kFormats) {
+      KVCache cache{keys_as,          values_as,      nullptr,       blocks,
+                    shape.block_size, shape.kv_heads, shape.head_dim};
       const int64_t bytes = blocks * cache.block_bytes();
       const std::shared_ptr<void> memory = allocate_aligned(bytes);
       cache.data = static_cast<uint8_t*>(memory.get());

@@ -18,7 +18,7 @@ from octavo.ops.native.ops import ISAS
 from octavo.ops.native.weights import PackedWeight, pack_rows
 from support.backends import KERNELS, backend_of, native_backend, torch_backend
 from support.forward import fill, fill_latents, host_batch
-from support.op_bench import KV_DTYPES, WEIGHT_FORMATS
+from support.op_bench import KV_DTYPES, LATENT_KV_DTYPES, WEIGHT_FORMATS
 
 NUM_ROWS = 600
 SIZES = (1, 2, 3, 5, 7, 14, 16, 33, 64, 129)
@@ -288,7 +288,7 @@ class LatentPrompt:
 @pytest.mark.parametrize("heads", [3, 16])
 @pytest.mark.parametrize(
     ("kernels", "kv_dtype"),
-    [("torch", "float32"), *((isa, dtype) for isa in ISAS for dtype in KV_DTYPES)],
+    [("torch", "float32"), *((isa, dtype) for isa in ISAS for dtype in LATENT_KV_DTYPES)],
 )
 def test_latent_attention(kernels: str, kv_dtype: str, heads: int) -> None:
     """A prompt as a whole, in chunks, token by token, and in company of its other chunks."""
@@ -339,6 +339,7 @@ def results_of(backend: Backend) -> list[np.ndarray]:
             prompt = Prompt(backend, shape, kv_dtype)
             keep(prompt.attend([(0, 300), (400, 401), (690, LENGTH)], others=True))
             keep(prompt.attend([(LENGTH - 1, LENGTH)]))
+    for kv_dtype in LATENT_KV_DTYPES:
         latent = LatentPrompt(backend, 9, kv_dtype)
         keep(latent.attend([(0, 300), (400, 401), (690, LENGTH)]))
         keep(latent.attend([(LENGTH - 1, LENGTH)]))

@@ -13,7 +13,7 @@ from octavo.ops.native.weights import PackedWeight
 from octavo.ops.op import Implementation, Target
 from octavo.ops.torch.batch import TorchLatentLayer
 from support.backends import native_backend, torch_backend
-from support.op_bench import KV_DTYPES, WEIGHT_FORMATS
+from support.op_bench import KV_DTYPES, LATENT_KV_DTYPES, WEIGHT_FORMATS
 from support.op_cases import CASES, Bench
 
 TARGET = Target("cpu", "float32")
@@ -35,7 +35,9 @@ def formats(implementation: Implementation) -> list[dict[str, Any]]:
     more = {"is_latent": True} if implementation.array_type in LATENT_LAYERS else {}
     if implementation.backend == "native":
         if implementation.op in USES_CACHE:
-            return [{"kv_dtype": dtype, **more} for dtype in KV_DTYPES]
+            of_latents = bool(more) or "latent" in implementation.op
+            dtypes = LATENT_KV_DTYPES if of_latents else KV_DTYPES
+            return [{"kv_dtype": dtype, **more} for dtype in dtypes]
         packed = [{"weight_format": name} for name in WEIGHT_FORMATS]
         if implementation.array_type is PackedWeight:
             return packed

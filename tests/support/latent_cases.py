@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from support.forward import host_batch
-from support.op_bench import Bench, cases, latent_attention_by_formula
+from support.op_bench import KEPT, Bench, cases, latent_attention_by_formula
 from support.trees import TREES, path_of, with_trees
 
 SCALE = 0.3
@@ -46,7 +46,7 @@ def attention_over_latent_vectors(
     rotated = b.normal(sum(counts), block_size, rope_dim)
     num_queries = sum(n for _, n in sequences)
     queries = b.normal(num_queries, heads, rank), b.normal(num_queries, heads, rope_dim)
-    whole = b.kept(np.concatenate([vectors, rotated], axis=2))
+    whole = KEPT[b.kv_dtype](np.concatenate([vectors, rotated], axis=2))
     expected, first = [], 0
     for (context, count), table in zip(sequences, tables, strict=True):
         own = (part[first : first + count] for part in queries)
@@ -79,7 +79,7 @@ def latent_attention_over_trees(b: Bench, tree: str, block_size: int) -> None:
     vectors = b.normal(sum(needed), block_size, rank)
     rotated = b.normal(sum(needed), block_size, rope_dim)
     queries = b.normal(sum(counts), heads, rank), b.normal(sum(counts), heads, rope_dim)
-    whole = b.kept(np.concatenate([vectors, rotated], axis=2))
+    whole = KEPT[b.kv_dtype](np.concatenate([vectors, rotated], axis=2))
     chain = list(range(-1, counts[-1] - 1))
     expected: list[np.ndarray] = []
     for prefix, table, own in zip(prefixes, tables, [parents, parents, chain], strict=True):

@@ -18,7 +18,8 @@ from octavo.ops.native.weights import Format, pack_rows
 from support.forward import fill, fill_latents, host_batch
 from support.panels import unpack
 
-KV_DTYPES = ("float32", "bfloat16", "int8", "fp8")
+KV_DTYPES = ("float32", "bfloat16", "int8", "fp8", "int4", "int8,int4")
+LATENT_KV_DTYPES = ("float32", "bfloat16", "int8", "fp8")
 WEIGHT_FORMATS = {
     "f32": Format("f32"),
     "bf16": Format("bf16"),
@@ -84,9 +85,9 @@ class Bench:
         fill_latents(self.backend, layer, vectors, rotated)
         return layer
 
-    def kept(self, vectors: np.ndarray) -> np.ndarray:
-        """What the cache's format makes of keys or values (..., E), float32."""
-        return KEPT[self.kv_dtype](vectors)
+    def kept(self, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What the cache's format makes of keys and values (..., E), float32."""
+        return kept(self.kv_dtype, keys, values)
 
     def holds(self, cache: KVLayer, keys: np.ndarray, values: np.ndarray) -> None:
         """The cache has these contents, seen by what attention makes of every token before it, and
@@ -100,8 +101,9 @@ class Bench:
         host = host_batch([([0] * num_tokens, range(num_blocks), 0, num_tokens)], block_size)
         context = self.backend.batch_context(host, (cache,))
         queries = self.normal(num_tokens, *heads)
-        k, v = (self.kept(array).reshape(num_tokens, *heads) for array in (keys, values))
-        for window, tolerance in ((None, self.attention_tolerance), (1, 0)):
+        k, v = (array.reshape(num_tokens, *heads) for array in self.kept(keys, values))
+        exact = 1e-6 if self.kv_dtype.endswith("int4") else 0  # which is rotated back
+        for window, tolerance in ((None, self.attention_tolerance), (1, exact)):
             actual = self.backend.compile(paged_attention)(
                 self.put(queries), cache, context, softmax_scale=1.0, window=window
             )
@@ -116,7 +118,9 @@ class Bench:
         num_tokens = num_blocks * block_size
         host = host_batch([([0] * num_tokens, range(num_blocks), 0, num_tokens)], block_size)
         queries = [self.normal(num_tokens, 3, size) for size in (rank, rotated.shape[2])]
-        whole = self.kept(np.concatenate([vectors, rotated], axis=2)).reshape(num_tokens, -1)
+        whole = KEPT[self.kv_dtype](np.concatenate([vectors, rotated], axis=2)).reshape(
+            num_tokens, -1
+        )
         actual = self.backend.compile(latent_attention)(
             *map(self.put, queries),
             cache,
@@ -224,11 +228,43 @@ def _kept_in_fp8(vectors: np.ndarray) -> np.ndarray:
     return rounded.astype(np.float32)
 
 
+def _kept_in_int4(vectors: np.ndarray) -> np.ndarray:
+    """Rotated, with the value of largest magnitude at -8 and the others in steps up to 7."""
+    rotated = _rotated(vectors.astype(np.float32))
+    at = np.abs(rotated).argmax(-1, keepdims=True)
+    top = np.take_along_axis(rotated, at, -1)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(top != 0, np.float32(-8) / top, np.float32(0))
+    codes = np.minimum(np.rint(rotated * inverse), np.float32(7))
+    return _rotated(codes * (top / np.float32(-8)))
+
+
+def _rotated(vectors: np.ndarray) -> np.ndarray:
+    """By the Hadamard matrix of each block, in csrc/kernels/rotation.h's order of additions."""
+    size = vectors.shape[-1]
+    block = min(size & -size, 128)
+    x = vectors.reshape(-1, block)
+    half = 1
+    while half < block:
+        pairs = x.reshape(-1, block // (2 * half), 2, half)
+        low, high = pairs[:, :, 0], pairs[:, :, 1]
+        x = np.stack([low + high, low - high], axis=2).reshape(-1, block)
+        half *= 2
+    scaled = x * (np.float32(1) / np.sqrt(np.float32(block)))
+    return scaled.reshape(vectors.shape)
+
+
+def kept(kv_dtype: str, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What a cache of this format makes of keys and values (..., E), float32."""
+    return KEPT[kv_dtype.split(",")[0]](keys), KEPT[kv_dtype.split(",")[-1]](values)
+
+
 KEPT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "float32": lambda vectors: vectors,
     "bfloat16": lambda vectors: vectors.astype(ml_dtypes.bfloat16).astype(np.float32),
     "int8": _kept_in_int8,
     "fp8": _kept_in_fp8,
+    "int4": _kept_in_int4,
 }
 
 Case = Callable[[Bench], None]

@@ -16,7 +16,7 @@ import support.latent_cases
 import support.sampling_cases  # noqa: F401  (these add the cases of their ops)
 from octavo.ops.batch import HostBatch
 from support.forward import host_batch
-from support.op_bench import CASES, KEPT, Bench, attention_by_formula, cases
+from support.op_bench import CASES, Bench, attention_by_formula, cases, kept
 from support.trees import TREES, path_of, with_trees
 
 __all__ = ["CASES", "Bench"]
@@ -396,7 +396,7 @@ def attention_over_trees(
     chain = list(range(-1, counts[-1] - 1))
     expected = []
     for prefix, table, own in zip(prefixes, tables, [parents, parents, chain], strict=True):
-        k, v = (b.kept(array[table]).reshape(-1, kv_heads, size) for array in (keys, values))
+        k, v = (array.reshape(-1, kv_heads, size) for array in b.kept(keys[table], values[table]))
         for row in range(len(own)):
             seen = [*range(prefix), *(prefix + one for one in path_of(own, row))]
             expected.append(
@@ -484,9 +484,9 @@ def attention_problem(
     queries = rng.normal(size=(num_queries, num_heads, size)).astype(np.float32)
     first = 0
     for (context, count), table in sequences:
-        k, v = (
-            KEPT[kv_dtype](array[table].reshape(-1, kv_heads, size)[:context])
-            for array in (keys, values)
+        k, v = kept(
+            kv_dtype,
+            *(array[table].reshape(-1, kv_heads, size)[:context] for array in (keys, values)),
         )
         hidden[table[np.arange(context) // block_size], np.arange(context) % block_size] = False
         own = queries[first : first + count]

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from octavo.config import CacheConfig, Config, Knob, knobs, nearest, parse_number
+from octavo.core.dtypes import plain_kv_dtype
 from octavo.core.errors import ConfigError
 from octavo.core.foreign_settings import REMARKS
 
@@ -107,7 +108,6 @@ def test_values_are_read_in_every_form(name: str, value: object, expected: objec
         ("enable_prefix_caching", "maybe", "must be true or false, got 'maybe'"),
         ("scheduling_policy", "lifo", "must be one of fcfs, priority, got 'lifo'"),
         ("quantization", "awq", "--quantization must be one of int8, int8-g64, .*, got 'awq'"),
-        ("kv_cache_dtype", "int4", "must be one of auto, float32, .*fp8_e4m3, got 'int4'"),
         ("threads", 0, "--threads must be at least 1"),
         ("kernels", "linear", "must be a JSON object"),
         ("kernels", "[1]", "must be a JSON object"),
@@ -145,6 +145,28 @@ def test_what_is_no_number_is_refused(text: str) -> None:
 
 def test_nothing_is_near_to_something_else() -> None:
     assert nearest("zzz", KNOBS) == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "plain"),
+    [
+        ("auto", "auto"),
+        ("fp8_e4m3", "fp8"),
+        ("int4", "int4"),
+        ("int8,int4", "int8,int4"),
+        ("bfloat16,fp8_e4m3", "bfloat16,fp8"),
+        ("int8,int8", "int8"),
+    ],
+)
+def test_keys_and_values_may_be_cached_in_different_formats(asked: str, plain: str) -> None:
+    assert plain_kv_dtype(Config.from_flat({"kv_cache_dtype": asked}).cache.kv_cache_dtype) == plain
+
+
+@pytest.mark.parametrize("asked", ["int3", "int8,int3", "auto,int8", "int8,int4,int4", "", "int8,"])
+def test_an_unknown_format_of_the_cache_is_told_with_those_that_there_are(asked: str) -> None:
+    message = "must be one of auto, float32, .*int4, fp8_e4m3, or two of them .*got"
+    with pytest.raises(ConfigError, match=message):
+        Config.from_flat({"kv_cache_dtype": asked})
 
 
 def test_prefixes_are_cached_unless_memory_is_reserved() -> None:

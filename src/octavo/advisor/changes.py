@@ -76,7 +76,7 @@ def _precision(deployed: Deployed, promise: Promise | None) -> Iterator[Change]:
         if other is not None and _is_enough(other, promise):
             yield _changed("precision", f"{name} weights", other, promise)
             return
-    if deployed.settings.kv.bytes_per_head(128) > 132 and "fp8" in device.flops:
+    if deployed.settings.kv.bytes_per_pair(128) > 2 * 132 and "fp8" in device.flops:
         kept = deployed.settings.but(kv=KVFormat("fp8"))
         other = _replanned(deployed.but(settings=kept), promise)
         if other is not None and _is_enough(other, promise):

@@ -380,9 +380,9 @@ def _padding(spec: ModelSpec, kv: KVFormat) -> float:
     for layer in spec.layers:
         if isinstance(layer.attention, AttentionSpec):
             size, heads = layer.attention.head_dim, layer.attention.num_kv_heads
-            plain += 2 * heads * kv.bytes_per_head(size)
-            wider = kv.bytes_per_head(_LANES * math.ceil(size / _LANES))
-            padded += heads * (kv.bytes_per_head(size) + wider)
+            plain += heads * kv.bytes_per_pair(size)
+            wider = kv.value_bytes(_LANES * math.ceil(size / _LANES))
+            padded += heads * (kv.key_bytes(size) + wider)
     return padded / plain if plain else 1.0
 
 
@@ -405,7 +405,7 @@ def _kv_in_words(spec: ModelSpec, kv: KVFormat, layout: Layout) -> str:
         if heads is None:
             parts.append(f"{count} layers x {width:,} bytes (one latent vector{copied}){window}")
         else:
-            size = kv.bytes_per_head(attention.head_dim)  # type: ignore[union-attr]
+            size = kv.key_bytes(attention.head_dim)  # type: ignore[union-attr]
             parts.append(f"2 x {count} layers{window} x {heads} heads x {size:,} bytes")
     state = f", and {spec.state_bytes / GIB:.3f} GiB a sequence" if spec.state_bytes else ""
     return " + ".join(parts) + devices + state

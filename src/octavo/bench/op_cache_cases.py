@@ -21,7 +21,7 @@ from octavo.ops.native.limits import uncached_bytes
 if TYPE_CHECKING:
     from octavo.models.causal_lm import CausalLM
 
-KV_FORMATS = ("float32", "bfloat16", "int8", "fp8")
+KV_FORMATS = ("float32", "bfloat16", "int8", "fp8", "int4")
 
 BLOCK_SIZE = 16
 _LEAST_PREFILL = 16
@@ -39,7 +39,7 @@ def attention_cases(model: CausalLM, rows: Sequence[int], context: int) -> Itera
             shape += f" window {spec.window}"
         for name in KV_FORMATS:
             kv_format = KVFormat(name)
-            token_bytes = 2 * spec.num_kv_heads * kv_format.bytes_per_head(spec.head_dim)
+            token_bytes = spec.kv_bytes_per_token(kv_format)
             work = 4.0 * spec.num_heads * spec.head_dim
             seen = min(context, spec.window or context)
             for count in rows:
@@ -168,7 +168,7 @@ def write_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
                         detail=detail,
                         format=name,
                         rows=count,
-                        num_bytes=count * 2 * kv_heads * kv_format.bytes_per_head(size),
+                        num_bytes=count * kv_heads * kv_format.bytes_per_pair(size),
                         is_from_memory=True,
                         operations=0.0,
                         arithmetic="float",
@@ -205,7 +205,7 @@ def copy_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
     """
     kv_format = KVFormat("bfloat16")
     for kv_heads, size in _kv_shapes(model):
-        block_bytes = BLOCK_SIZE * 2 * kv_heads * kv_format.bytes_per_head(size)
+        block_bytes = BLOCK_SIZE * kv_heads * kv_format.bytes_per_pair(size)
         for count in rows:
             yield OpCase(
                 op="copy_blocks",
@@ -255,7 +255,7 @@ def move_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
                 detail="within blocks",
                 format=name,
                 rows=count,
-                num_bytes=2 * count * 2 * kv_heads * kv_format.bytes_per_head(size),
+                num_bytes=2 * count * kv_heads * kv_format.bytes_per_pair(size),
                 is_from_memory=False,
                 operations=0.0,
                 arithmetic="float",

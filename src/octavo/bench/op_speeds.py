@@ -61,9 +61,10 @@ def machine_speeds(
     formats: names of `kernel_format`. kv_dtypes: of a KVFormat. threads: None is all CPUs. Raises
     ConfigError for a dtype that the kernels don't have.
     """
+    kv_parts = {part for name in kv_dtypes for part in name.split(",")}
     for what, asked, known_names in (
         ("weights", formats, tuple(_FORMATS)),
-        ("a KV cache", kv_dtypes, KV_FORMATS),
+        ("a KV cache", kv_parts, KV_FORMATS),
     ):
         if unknown := [name for name in asked if name not in known_names]:
             raise ConfigError(f"no kernel has {what} in {unknown[0]}; use {', '.join(known_names)}")

@@ -4,16 +4,34 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from octavo.core.errors import ConfigError
+
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 """Other spellings that `--dtype` takes."""
 
-KV_DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8")
+KV_DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8", "int4")
 """How a KV cache may store values. Not every backend has all."""
 
 KV_DTYPE_ALIASES = {"fp8_e4m3": "fp8"}
 """Other spellings that `--kv-cache-dtype` takes."""
+
+
+def plain_kv_dtype(asked: str) -> str:
+    """What `--kv-cache-dtype` asks for, without aliases: "auto", one of KV_DTYPES, or two of them,
+    the keys' and the values', with a comma between them ("int8,int4"). Raises ConfigError.
+    """
+    names = [KV_DTYPE_ALIASES.get(name, name) for name in asked.split(",")]
+    if asked == "auto":
+        return asked
+    if len(names) > 2 or any(name not in KV_DTYPES for name in names):
+        known = ", ".join(("auto", *KV_DTYPES, *KV_DTYPE_ALIASES))
+        raise ConfigError(
+            f"--kv-cache-dtype must be one of {known}, or two of them for keys and values, such as "
+            f"int8,int4; got {asked!r}"
+        )
+    return names[0] if names[0] == names[-1] else ",".join(names)
 
 
 class Quantization(NamedTuple):

@@ -21,19 +21,44 @@ from octavo.core.weight_format import WeightFormat
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """How the KV cache stores values. dtype: a name of `BYTES_PER_VALUE`, "int8" (each head's keys,
-    and its values, of a token with a float32 scale of their own) or "fp8" (e4m3).
+    """How the KV cache stores values. dtype: a name of `BYTES_PER_VALUE`, "int8" or "int4" (each
+    head's keys, and its values, of a token with a float32 scale of their own) or "fp8" (e4m3); two
+    of them, "int8,int4", are the keys' and the values'.
     """
 
     dtype: str
 
-    def bytes_per_head(self, head_dim: int) -> int:
-        """One head's keys, or its values, of one token, with all that belongs to them. A backend
-        may pad them.
-        """
-        if self.dtype == "int8":
-            return head_dim + 4
-        return head_dim * (BYTES_PER_VALUE | {"fp8": 1})[self.dtype]
+    @property
+    def keys(self) -> str:
+        return self.dtype.partition(",")[0]
+
+    @property
+    def values(self) -> str:
+        return self.dtype.rpartition(",")[2]
+
+    @property
+    def has_fp8(self) -> bool:
+        return "fp8" in (self.keys, self.values)
+
+    def key_bytes(self, head_dim: int) -> int:
+        """One head's keys of one token, with all that belongs to them. A backend may pad them."""
+        return _vector_bytes(self.keys, head_dim)
+
+    def value_bytes(self, head_dim: int) -> int:
+        """As `key_bytes`."""
+        return _vector_bytes(self.values, head_dim)
+
+    def bytes_per_pair(self, head_dim: int) -> int:
+        """One head's key and value of one token."""
+        return self.key_bytes(head_dim) + self.value_bytes(head_dim)
+
+
+def _vector_bytes(dtype: str, head_dim: int) -> int:
+    if dtype == "int4":
+        return (head_dim + 1) // 2 + 4
+    if dtype == "int8":
+        return head_dim + 4
+    return head_dim * (BYTES_PER_VALUE | {"fp8": 1})[dtype]
 
 
 class LatentShape(NamedTuple):
@@ -62,7 +87,7 @@ class AttentionSpec:
         return hidden_size * ((3 if self.has_output_gate else 2) * queries + 2 * keys)
 
     def kv_bytes_per_token(self, kv_format: KVFormat) -> int:
-        return 2 * self.num_kv_heads * kv_format.bytes_per_head(self.head_dim)
+        return self.num_kv_heads * kv_format.bytes_per_pair(self.head_dim)
 
     def flops_per_pair(self, *, is_decoding: bool) -> int:
         """For one query and one key: q k, then the value times its weight, in all heads."""
@@ -108,8 +133,8 @@ class LatentAttentionSpec:
         return of_queries + of_cache + of_heads + of_output + of_index
 
     def kv_bytes_per_token(self, kv_format: KVFormat) -> int:
-        num_bytes = kv_format.bytes_per_head(self.kv_rank + self.rope_dim)
-        return num_bytes + (kv_format.bytes_per_head(self.index_dim) if self.index_dim else 0)
+        num_bytes = kv_format.key_bytes(self.kv_rank + self.rope_dim)
+        return num_bytes + (kv_format.key_bytes(self.index_dim) if self.index_dim else 0)
 
     def flops_per_pair(self, *, is_decoding: bool) -> int:
         """Decoding works on the cached vectors themselves, which are larger than the heads' keys

@@ -14,6 +14,9 @@ from octavo.layers.norm import Norm
 from octavo.layers.rope import RopeTable
 from octavo.ops import Array, BatchContext
 
+# How a cache may be stored (models/kv_factors.py), and how activations: no weights.
+_KV_SCALES = ("*.self_attn.*[kvq]_scale",)
+
 
 class CausalLM(Layer):
     """A decoder, from token ids to logits. Has no arrays until `load_weights` gives it some.
@@ -46,7 +49,7 @@ class CausalLM(Layer):
         self.blocks = blocks
         self.norm = norm
         self.head = head
-        self.ignored = (*ignored, "*.rotary_emb.inv_freq")
+        self.ignored = (*ignored, *_KV_SCALES, "*.rotary_emb.inv_freq")
         if head.is_tied:
             self.ignored += ("*lm_head.weight",)
         ropes = self.rope_tables()

@@ -156,11 +156,10 @@ class Backend(Protocol):
         ...
 
     def resolve_kv_dtype(self, asked: str, dtype: str, weights: WeightPlan) -> tuple[str, str]:
-        """How the KV cache stores values ("float32", "bfloat16", "float16", "int8", "fp8") and the
-        reason.
+        """How the KV cache stores values, as `KVFormat` names it, and the reason.
 
-        asked: the --kv-cache-dtype flag, "auto" included. dtype: from `resolve_dtype`. Raises
-        ConfigError for what the backend lacks.
+        asked: the --kv-cache-dtype flag (`plain_kv_dtype`), "auto" included. dtype: from
+        `resolve_dtype`. Raises ConfigError for what the backend lacks.
         """
         ...
 
@@ -176,8 +175,12 @@ class Backend(Protocol):
         block_size: int,
         layers: Sequence[KVShape],
         kv_format: KVFormat,
+        factors: Sequence[tuple[float, float]] | None = None,
     ) -> tuple[KVLayer, ...]:
-        """Zeroed caches for `layers`. Raises ConfigError if the memory isn't there."""
+        """Zeroed caches for `layers`. factors: of each layer's keys and values where they are fp8:
+        what is stored is the value divided by its factor (None: all are 1; latent vectors have
+        none). Raises ConfigError if the memory isn't there.
+        """
         ...
 
     def batch_context(self, host: HostBatch, kv_layers: tuple[KVLayer, ...]) -> BatchContext: ...

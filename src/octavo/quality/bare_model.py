@@ -9,7 +9,7 @@ import numpy as np
 from octavo.config import Config
 from octavo.core.dtypes import plain_kv_dtype
 from octavo.core.model_spec import KVFormat
-from octavo.models.kv_factors import kv_factors
+from octavo.models.kv_factors import factors_of_cache
 from octavo.models.loader import load_weights, make_rope_tables, plan_weights
 from octavo.models.registry import build_model
 from octavo.ops.backend import load_backend
@@ -44,9 +44,9 @@ class BareModel:
         checkpoint.release_pages()
         make_rope_tables(model, backend, window)
         self._block_size = block_size = config.cache.block_size
-        heads, num_blocks = model.spec.kv_heads, -(-window // block_size)
-        factors = kv_factors(checkpoint, len(heads)) if kv_format.has_fp8 else None
-        self._kv_layers = backend.allocate_kv(num_blocks, block_size, heads, kv_format, factors)
+        shapes, num_blocks = model.spec.kv_shapes, -(-window // block_size)
+        factors = factors_of_cache(checkpoint, model.spec, kv_format)
+        self._kv_layers = backend.allocate_kv(num_blocks, block_size, shapes, kv_format, factors)
         self._backend = backend
         self._forward = backend.compile(model.forward)
         self._logits = backend.compile(model.logits)
@@ -55,7 +55,7 @@ class BareModel:
         self.kv_dtype = kv_format.dtype
         self.num_parameters = model.spec.num_parameters
         self.weight_bytes = sum(plan.num_bytes)
-        block_bytes = backend.kv_block_bytes(block_size, heads, kv_format)
+        block_bytes = backend.kv_block_bytes(block_size, shapes, kv_format)
         self.kv_bytes = block_bytes / block_size
 
     def logits(self, window: np.ndarray, first: int) -> Iterator[tuple[slice, np.ndarray]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from octavo.core.step import ScheduledSequence
 from octavo.ops import HostBatch
 from octavo.runner.slots import Slots
 from octavo.runner.speculation import Draft
+
+_Tokens = TypeVar("_Tokens", Sequence[int], np.ndarray)
 
 
 class BatchShape(NamedTuple):
@@ -157,3 +159,36 @@ def _check(
         f"{lengths[index]} tokens, with {slots.num_blocks[shape.slots[index]]} blocks of "
         f"{block_size}"
     )
+
+
+def whole_sequences(sequences: Sequence[Sequence[int] | np.ndarray], block_size: int) -> HostBatch:
+    """All tokens of some sequences as one step, for models without an engine: in blocks that follow
+    one another from 0 on.
+    """
+    lengths = np.array([len(tokens) for tokens in sequences])
+    counts = -(-lengths // block_size)
+    firsts = np.cumsum(counts) - counts
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    tables = firsts[:, None] + np.arange(counts.max())
+    tables[np.arange(counts.max()) >= counts[:, None]] = 0
+    return HostBatch(
+        token_ids=np.concatenate([np.asarray(tokens, np.int64) for tokens in sequences]),
+        positions=positions,
+        kv_slots=np.repeat(firsts * block_size, lengths) + positions,
+        query_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+        context_lens=lengths.astype(np.int32),
+        block_tables=tables.astype(np.int32),
+    )
+
+
+def in_passes(sequences: Sequence[_Tokens], num_tokens: int) -> Iterator[list[_Tokens]]:
+    """Sequences in order, so many at once that they have about `num_tokens` tokens."""
+    chosen: list[_Tokens] = []
+    count = 0
+    for tokens in sequences:
+        if chosen and count + len(tokens) > num_tokens:
+            yield chosen
+            chosen, count = [], 0
+        chosen.append(tokens)
+        count += len(tokens)
+    yield chosen

@@ -36,14 +36,16 @@ class ModelRunner:
         num_blocks: int,
         block_size: int,
         kv_format: KVFormat,
+        kv_factors: Sequence[tuple[float, float]] | None = None,
         max_num_seqs: int,
         max_model_len: int,
         vocab_size: int,
         speculation: Speculation | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        """vocab_size: of the tokenizer. Logits of a model may be wider by padding, which is cut off
-        before anything looks at them. Raises ConfigError if there is no memory for the KV cache.
+        """kv_factors: as in `Backend.allocate_kv`, of the model's own layers. vocab_size: of the
+        tokenizer. Logits of a model may be wider by padding, which is cut off before anything looks
+        at them. Raises ConfigError if there is no memory for the KV cache.
         """
         self.num_blocks = num_blocks
         self._taps = () if speculation is None else speculation.taps
@@ -58,7 +60,9 @@ class ModelRunner:
         self._num_model_layers = len(shapes)
         if speculation is not None:
             shapes += speculation.kv_heads
-        self._kv_layers = backend.allocate_kv(num_blocks, block_size, shapes, kv_format)
+        if kv_factors is not None:  # what guesses has none
+            kv_factors = [*kv_factors, *[(1.0, 1.0)] * (len(shapes) - len(kv_factors))]
+        self._kv_layers = backend.allocate_kv(num_blocks, block_size, shapes, kv_format, kv_factors)
         self._slots = Slots(max_num_seqs, max_model_len, block_size)
         self._sampler = sampler
         self._speculation = speculation

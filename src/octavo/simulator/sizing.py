@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from octavo.config import CacheConfig, Config
-from octavo.core.dtypes import BYTES_PER_VALUE, KV_DTYPE_ALIASES
+from octavo.core.dtypes import BYTES_PER_VALUE, plain_kv_dtype
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat, ModelSpec
 from octavo.core.weight_format import WeightFormat
@@ -46,7 +46,7 @@ def kv_format(
     layers' matrices and of embedding and head.
     """
     if (asked := config.kv_cache_dtype) != "auto":
-        return KVFormat(KV_DTYPE_ALIASES.get(asked, asked))
+        return KVFormat(plain_kv_dtype(asked))
     if device.is_cpu:  # by the native backend: float32 for models that are all of it
         return KVFormat("float32" if matrices.name == rest.name == "float32" else "bfloat16")
     # By the torch backend: the dtype that the model computes in.

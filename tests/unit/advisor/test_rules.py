@@ -56,7 +56,7 @@ def test_words_in_conditions_are_words_that_facts_can_have() -> None:
         "vendor": {device.vendor for device in devices},
         "link": {"switched", "bus", "none"},
     }
-    assert all(KVFormat(name).bytes_per_head(64) for name in known["kv_format"])
+    assert all(KVFormat(name).bytes_per_pair(64) for name in known["kv_format"])
     for rule in rules():
         for name, word in compared(rule.when.text):
             assert word in known[name], rule.id

@@ -48,16 +48,21 @@ class PackedMatrix:
 def panel_bytes(format: int, has_min: bool, inputs: int, /) -> int: ...
 
 class KVCache:
-    """format: KVFormat in csrc/formats.h. shift: of the first block, as a share of a huge page."""
+    """k_format, v_format: KVFormat in csrc/formats.h. shift: of the first block, as a share of a
+    huge page. k_factor, v_factor: of fp8.
+    """
 
     def __init__(
         self,
-        format: int,
+        k_format: int,
+        v_format: int,
         num_blocks: int,
         block_size: int,
         heads: int,
         head_dim: int,
         shift: float = 0.0,
+        k_factor: float = 1.0,
+        v_factor: float = 1.0,
     ) -> None: ...
     @property
     def heads(self) -> int: ...
@@ -67,7 +72,9 @@ class KVCache:
     def move_kv(self, sources: np.ndarray, targets: np.ndarray, /) -> None:
         """(M,) int64 each."""
 
-def kv_block_bytes(format: int, block_size: int, heads: int, head_dim: int) -> int: ...
+def kv_block_bytes(
+    k_format: int, v_format: int, block_size: int, heads: int, head_dim: int
+) -> int: ...
 
 class LatentCache:
     """As KVCache, of latent vectors."""

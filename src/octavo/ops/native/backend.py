@@ -36,7 +36,26 @@ logger = logging.getLogger("octavo")
 _TARGET = Target("cpu", "float32")
 """Activations are float32, whatever the weights are."""
 
-_KV_FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "fp8": 3}  # KVFormat in csrc/formats.h
+_KV_FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "fp8": 3, "int4": 4}
+"""KVFormat in csrc/formats.h."""
+
+_LATENT_FORMATS = ("float32", "bfloat16", "int8", "fp8")
+"""Those of latent vectors."""
+
+
+def _formats(kv_format: KVFormat) -> tuple[int, int]:
+    """Of keys and of values."""
+    return _KV_FORMATS[kv_format.keys], _KV_FORMATS[kv_format.values]
+
+
+def _latent_format(kv_format: KVFormat) -> int:
+    """Raises ConfigError for formats that latent vectors lack."""
+    if kv_format.dtype not in _LATENT_FORMATS:
+        raise ConfigError(
+            f"--kv-cache-dtype {kv_format.dtype}: this model caches one latent vector for the keys "
+            f"and values of all heads, in one of: {', '.join(('auto', *_LATENT_FORMATS))}"
+        )
+    return _KV_FORMATS[kv_format.dtype]
 
 
 class NativeBackend:
@@ -108,21 +127,21 @@ class NativeBackend:
             if set(weights.formats) == {"float32"}:
                 return "float32", "the weights'"
             return "bfloat16", "half the memory and time of float32, for weights of fewer bits"
-        if asked not in _KV_FORMATS:
+        if any(name not in _KV_FORMATS for name in asked.split(",")):
             allowed = ", ".join(("auto", *_KV_FORMATS))
             raise ConfigError(
-                f"--kv-cache-dtype {asked}: the native backend lacks it; use one of: {allowed}"
+                f"--kv-cache-dtype {asked}: the native backend lacks it; use one of {allowed}, or "
+                "two, for keys and values"
             )
         return asked, "set by --kv-cache-dtype"
 
     def kv_block_bytes(
         self, block_size: int, layers: Sequence[KVShape], kv_format: KVFormat
     ) -> int:
-        number = _KV_FORMATS[kv_format.dtype]
         return sum(
-            _native.latent_block_bytes(number, block_size, *shape)
+            _native.latent_block_bytes(_latent_format(kv_format), block_size, *shape)
             if isinstance(shape, LatentShape)
-            else _native.kv_block_bytes(number, block_size, *shape)
+            else _native.kv_block_bytes(*_formats(kv_format), block_size, *shape)
             for shape in layers
         )
 
@@ -132,8 +151,8 @@ class NativeBackend:
         block_size: int,
         layers: Sequence[KVShape],
         kv_format: KVFormat,
+        factors: Sequence[tuple[float, float]] | None = None,
     ) -> tuple[KVLayer, ...]:
-        number = _KV_FORMATS[kv_format.dtype]
         needed = num_blocks * self.kv_block_bytes(block_size, layers, kv_format)
         free = self.free_memory_bytes()
         if needed > free:
@@ -141,11 +160,25 @@ class NativeBackend:
                 f"the KV cache of {num_blocks} blocks needs {needed / 2**30:.2f} GiB, but only"
                 f" {free / 2**30:.2f} GiB are free; lower --kv-cache-memory-bytes"
             )
+        of_layers = factors or [(1.0, 1.0)] * len(layers)
         return tuple(
-            NativeLatentLayer(_native.LatentCache(number, num_blocks, block_size, *shape, shift))
+            NativeLatentLayer(
+                _native.LatentCache(
+                    _latent_format(kv_format), num_blocks, block_size, *shape, index / len(layers)
+                )
+            )
             if isinstance(shape, LatentShape)
-            else NativeKVLayer(_native.KVCache(number, num_blocks, block_size, *shape, shift))
-            for shape, shift in zip(layers, np.arange(len(layers)) / len(layers), strict=True)
+            else NativeKVLayer(
+                _native.KVCache(
+                    *_formats(kv_format),
+                    num_blocks,
+                    block_size,
+                    *shape,
+                    index / len(layers),
+                    *of_layer,
+                )
+            )
+            for index, (shape, of_layer) in enumerate(zip(layers, of_layers, strict=True))
         )
 
     def batch_context(self, host: HostBatch, kv_layers: tuple[KVLayer, ...]) -> BatchContext:

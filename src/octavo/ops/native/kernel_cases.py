@@ -209,7 +209,7 @@ def _softcap(runtime: Runtime) -> Timer:
 def _cache(runtime: Runtime, kv_format: int, queries: int) -> Any:
     """A context of one sequence whose last tokens are the queries."""
     blocks = _CONTEXT // _BLOCK_SIZE
-    memory = _native.KVCache(kv_format, blocks, _BLOCK_SIZE, _KV_HEADS, _HEAD_SIZE)
+    memory = _native.KVCache(kv_format, kv_format, blocks, _BLOCK_SIZE, _KV_HEADS, _HEAD_SIZE)
     positions = np.arange(_CONTEXT - queries, _CONTEXT)
     host = HostBatch(
         token_ids=np.zeros(queries, np.int64),

@@ -135,9 +135,9 @@ class TorchBackend:
         self, block_size: int, layers: Sequence[KVShape], kv_format: KVFormat
     ) -> int:
         return block_size * sum(
-            kv_format.bytes_per_head(sum(shape))
+            kv_format.key_bytes(sum(shape))
             if isinstance(shape, LatentShape)
-            else 2 * shape[0] * kv_format.bytes_per_head(shape[1])
+            else shape[0] * kv_format.bytes_per_pair(shape[1])
             for shape in layers
         )
 
@@ -147,6 +147,7 @@ class TorchBackend:
         block_size: int,
         layers: Sequence[KVShape],
         kv_format: KVFormat,
+        factors: Sequence[tuple[float, float]] | None = None,
     ) -> tuple[KVLayer, ...]:
         item = torch_dtype(kv_format.dtype)
         needed = num_blocks * self.kv_block_bytes(block_size, layers, kv_format)

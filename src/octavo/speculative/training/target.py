@@ -9,13 +9,14 @@ import ml_dtypes
 import numpy as np
 
 from octavo.config import Config
-from octavo.core.dtypes import KV_DTYPE_ALIASES
+from octavo.core.dtypes import plain_kv_dtype
 from octavo.core.model_spec import KVFormat
 from octavo.layers.layer import Weight
+from octavo.models.kv_factors import factors_of_cache
 from octavo.models.loader import load_weights, make_rope_tables, plan_weights
 from octavo.models.registry import build_model
 from octavo.ops.backend import load_backend
-from octavo.ops.batch import HostBatch
+from octavo.runner.batch import in_passes, whole_sequences
 from octavo.weights import Checkpoint
 
 # Half the bytes of float32, and whatever a norm has made of them fits in.
@@ -85,18 +86,19 @@ class Target:
         load_weights(self._model, plan)
         make_rope_tables(self._model, backend, max(map(len, sequences)))
         asked = settings.cache.kv_cache_dtype
-        kv_dtype, _ = backend.resolve_kv_dtype(KV_DTYPE_ALIASES.get(asked, asked), dtype, plan)
-        passes = list(_passes(sequences))
+        kv_format = KVFormat(backend.resolve_kv_dtype(plain_kv_dtype(asked), dtype, plan)[0])
+        passes = list(in_passes(sequences, _PASS_TOKENS))
         block_size = settings.cache.block_size
         kv_layers = backend.allocate_kv(
             max(sum(_num_blocks(tokens, block_size) for tokens in chosen) for chosen in passes),
             block_size,
             self.spec.kv_heads,
-            KVFormat(kv_dtype),
+            kv_format,
+            factors_of_cache(self._checkpoint, self.spec, kv_format),
         )
         forward = backend.compile(self._model.forward)
         for chosen in passes:
-            batch = _batch(chosen, block_size)
+            batch = whole_sequences(chosen, block_size)
             yield backend.to_host(forward(backend.batch_context(batch, kv_layers)))
 
     def _read(self, weight: Weight) -> np.ndarray:
@@ -104,36 +106,5 @@ class Target:
         return np.concatenate(parts).astype(np.float32)
 
 
-def _passes(sequences: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-    """Sequences in order, so many at once that they have about _PASS_TOKENS tokens."""
-    chosen: list[Sequence[int]] = []
-    num_tokens = 0
-    for tokens in sequences:
-        if chosen and num_tokens + len(tokens) > _PASS_TOKENS:
-            yield chosen
-            chosen, num_tokens = [], 0
-        chosen.append(tokens)
-        num_tokens += len(tokens)
-    yield chosen
-
-
 def _num_blocks(tokens: Sequence[int], block_size: int) -> int:
     return -(-len(tokens) // block_size)
-
-
-def _batch(sequences: Sequence[Sequence[int]], block_size: int) -> HostBatch:
-    """All tokens of the sequences, in blocks that follow one another."""
-    lengths = np.array([len(tokens) for tokens in sequences])
-    counts = -(-lengths // block_size)
-    firsts = np.cumsum(counts) - counts
-    positions = np.concatenate([np.arange(length) for length in lengths])
-    tables = firsts[:, None] + np.arange(counts.max())
-    tables[np.arange(counts.max()) >= counts[:, None]] = 0
-    return HostBatch(
-        token_ids=np.concatenate([np.asarray(tokens, np.int64) for tokens in sequences]),
-        positions=positions,
-        kv_slots=np.repeat(firsts * block_size, lengths) + positions,
-        query_starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
-        context_lens=lengths.astype(np.int32),
-        block_tables=tables.astype(np.int32),
-    )

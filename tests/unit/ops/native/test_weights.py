@@ -13,7 +13,7 @@ import pytest
 
 from octavo import machine
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import KVFormat
+from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.ops.backend import WeightRequest, load_backend
 from octavo.ops.native import weight_cache, weights
 from octavo.ops.native.array import NativeArray
@@ -297,7 +297,7 @@ def test_the_cache_is_float32_for_float32_weights_alone() -> None:
         plan = BACKEND.plan_weights([request(MemoryArray.of(matrix)), norm], dtype="stored")
         assert BACKEND.resolve_kv_dtype("auto", "stored", plan)[0] == expected
     assert BACKEND.resolve_kv_dtype("fp8", "stored", plan)[0] == "fp8"
-    with pytest.raises(ConfigError, match=r"--kv-cache-dtype float16.*lacks it; use one of: auto"):
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype float16.*lacks it; use one of auto"):
         BACKEND.resolve_kv_dtype("float16", "stored", plan)
 
 
@@ -309,11 +309,25 @@ def test_the_cache_is_float32_for_float32_weights_alone() -> None:
         ("fp8", 32, 2 * 32 * 64),
         ("int8", 32, 2 * 32 * 64 + 2 * 32 * 4),
         ("fp8", 8, 2 * 16 * 64),  # tokens are padded to 16
+        ("int4", 32, 2 * 32 * 64 // 2 + 2 * 32 * 4),
+        ("int8,int4", 16, 16 * 64 + 16 * 64 // 2 + 2 * 16 * 4),
+        ("bfloat16,fp8", 16, 16 * 64 * 2 + 16 * 64),
     ],
 )
 def test_memory_of_a_kv_block(dtype: str, block_size: int, num_bytes: int) -> None:
     layers = [(3, 64), (3, 64)]
     assert BACKEND.kv_block_bytes(block_size, layers, KVFormat(dtype)) == 6 * num_bytes
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int8,int4", "bfloat16,fp8"])
+def test_latent_vectors_have_one_format_and_no_int4(dtype: str) -> None:
+    layers = [LatentShape(32, 16)]
+    assert BACKEND.kv_block_bytes(16, layers, KVFormat("fp8")) == 16 * (32 + 16)
+    remedy = f"--kv-cache-dtype {dtype}: .* one latent vector .* auto, float32, bfloat16, int8, fp8"
+    with pytest.raises(ConfigError, match=remedy):
+        BACKEND.kv_block_bytes(16, layers, KVFormat(dtype))
+    with pytest.raises(ConfigError, match=remedy):
+        BACKEND.allocate_kv(1, 16, layers, KVFormat(dtype))
 
 
 def test_a_backend_for_the_device() -> None:
