@@ -19,6 +19,7 @@ from octavo.cli.help import Verb, VerbWithOthers
 from octavo.cli.measure import report, sweep
 from octavo.cli.measure import serve as bench_serve
 from octavo.cli.plan import kv, plan
+from octavo.cli.quantize import quantize
 from octavo.cli.sampling import Sampling, takes_sampling
 from octavo.cli.settings import Flags, takes_knobs
 from octavo.cli.simulate import simulate
@@ -211,6 +212,7 @@ app.add_typer(draft_app, name="draft")
 app.add_typer(eval_app, name="eval")
 app.add_typer(plan_app, name="plan", help="Plan a deployment, or measure how right plans are.")
 app.command(cls=Verb)(ab)
+app.command(cls=Verb)(quantize)
 app.command(cls=Verb)(simulate)
 app.command(cls=Verb)(tune)
 app.command(cls=Verb)(profile)

@@ -93,6 +93,10 @@ class Weight:
     def array(self, value: Array) -> None:
         self._array = value
 
+    def release(self) -> None:
+        """Keep the array no longer."""
+        self._array = None
+
 
 class Layer:
     """A part of a model. Its weights are its attributes, those of sub-layers and of lists of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from octavo.layers.layer import Layer, Piece, Weight
 from octavo.ops import Array, linear
@@ -28,6 +28,8 @@ class Linear(Layer):
         order: Sequence[tuple[str, range]] | None = None,
         is_transposed: bool = False,
     ) -> None:
+        self.observer: Callable[[Array], None] | None = None
+        """Told each input; for calibration."""
         taken: Sequence[tuple[str, range | None]] = order or [(name, None) for name in outputs]
         width = in_features if columns is None else columns[1]
         part = None if columns is None else range(columns[0], columns[0] + in_features)
@@ -43,4 +45,6 @@ class Linear(Layer):
             self.bias = Weight(shape=(size,), role="vector", pieces=pieces)
 
     def __call__(self, x: Array) -> Array:
+        if self.observer is not None:
+            self.observer(x)
         return linear(x, self.weight.array, None if self.bias is None else self.bias.array)

@@ -68,6 +68,13 @@ class CausalLM(Layer):
         part.blocks = self.blocks[:count]
         return part
 
+    def embed(self, ctx: BatchContext) -> Array:
+        """What the first block is given, (T, D)."""
+        x = self.embedding(ctx.token_ids)
+        if self.positions is not None:
+            x = self.positions(x, ctx.positions)
+        return x if self.embedding_norm is None else self.embedding_norm(x)
+
     def forward(self, ctx: BatchContext) -> Array:
         """Hidden states after the final norm, (T, D)."""
         return self.forward_with_taps(ctx, ())[0]
@@ -76,11 +83,7 @@ class CausalLM(Layer):
         """What `forward` gives, then the output of each block that `taps` names (0 is the first),
         before any further norm: (T, D) each.
         """
-        x = self.embedding(ctx.token_ids)
-        if self.positions is not None:
-            x = self.positions(x, ctx.positions)
-        if self.embedding_norm is not None:
-            x = self.embedding_norm(x)
+        x = self.embed(ctx)
         tapped = {}  # only these: whatever has a name keeps its memory
         for index, block in enumerate(self.blocks):
             x = block(x, ctx)

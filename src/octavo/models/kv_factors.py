@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat, LatentShape, ModelSpec
-from octavo.weights import Checkpoint
+from octavo.models.stored_piece import Checkpoint
 
 # As compressed-tensors and vLLM name them (self_attn.k_scale), NVIDIA's Model Optimizer
 # (self_attn.k_proj.k_scale), and older files with one for both (self_attn.kv_scale).

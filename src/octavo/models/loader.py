@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from octavo.core.errors import ConfigError
-from octavo.layers.layer import Weight
+from octavo.layers.layer import Layer, Weight
 from octavo.models.causal_lm import CausalLM
 from octavo.models.stored_piece import Checkpoint, StoredPiece
 from octavo.ops.backend import WeightRequest
@@ -69,6 +69,14 @@ class _Renamed:
         return self._inner.content_id()
 
 
+def renamed(model: Weighted, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with the names that the model has for its tensors."""
+    for theirs, ours in model.renames:
+        if not any(name.startswith(ours) for name in checkpoint.tensors):
+            checkpoint = _Renamed(checkpoint, theirs, ours)
+    return checkpoint
+
+
 def plan_weights(
     model: Weighted,
     checkpoint: Checkpoint,
@@ -80,11 +88,26 @@ def plan_weights(
 
     Raises ConfigError that names missing, unexpected and wrongly shaped tensors. Reads none.
     """
-    for theirs, ours in model.renames:
-        if not any(name.startswith(ours) for name in checkpoint.tensors):
-            checkpoint = _Renamed(checkpoint, theirs, ours)
+    checkpoint = renamed(model, checkpoint)
     _check(model, model.weights(), checkpoint)
-    requests = [
+    return backend.plan_weights(
+        _requests(model.tensors(), checkpoint),
+        dtype=dtype,
+        quantization=quantization,
+        source=checkpoint.content_id(),
+    )
+
+
+def load_layer(layer: Layer, checkpoint: Checkpoint, backend: Backend, dtype: str) -> None:
+    """Give a part of a model its weights, whatever else the checkpoint has."""
+    plan = backend.plan_weights(_requests(layer.tensors(), checkpoint), dtype=dtype)
+    for group, arrays in zip(layer.tensors(), plan.load(), strict=True):
+        for weight, array in zip(group, arrays, strict=True):
+            weight.array = array
+
+
+def _requests(tensors: Iterable[list[Weight]], checkpoint: Checkpoint) -> list[WeightRequest]:
+    return [
         WeightRequest(
             tuple(StoredPiece(checkpoint, piece) for piece in group[0].pieces),
             group[0].shape,
@@ -92,11 +115,8 @@ def plan_weights(
             group[0].dtype,
             group[0].offset,
         )
-        for group in model.tensors()
+        for group in tensors
     ]
-    return backend.plan_weights(
-        requests, dtype=dtype, quantization=quantization, source=checkpoint.content_id()
-    )
 
 
 def load_weights(

@@ -37,3 +37,51 @@ def write_safetensors(
         file.write(len(text).to_bytes(8, "little") + text)
         for name in ordered:
             file.write(np.ascontiguousarray(tensors[name]).tobytes())
+
+
+class ShardedWriter:
+    """A checkpoint's tensors, written as they come: a file is complete when it has `shard_bytes`,
+    or when all is.
+    """
+
+    def __init__(self, folder: Path, shard_bytes: int = 4 * 2**30) -> None:
+        """folder: made if it isn't there. It has files of these names when `finish` is done:
+        model.safetensors, or model-00001-of-00002.safetensors, ..., with an index.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._shard_bytes = shard_bytes
+        self._waiting: dict[str, np.ndarray] = {}
+        self._waiting_bytes = 0
+        self._shards: list[tuple[Path, list[str]]] = []
+        self.num_bytes = 0
+
+    def add(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """They stay in memory until their file is written, and must not change."""
+        for name, array in tensors.items():
+            if self._waiting and self._waiting_bytes + array.nbytes > self._shard_bytes:
+                self._write()
+            self._waiting[name] = array
+            self._waiting_bytes += array.nbytes
+            self.num_bytes += array.nbytes
+
+    def finish(self) -> None:
+        self._write()
+        count = len(self._shards)
+        weight_map: dict[str, str] = {}
+        for number, (path, names) in enumerate(self._shards, 1):
+            name = "model.safetensors"
+            if count > 1:
+                name = f"model-{number:05d}-of-{count:05d}.safetensors"
+            path.rename(self._folder / name)
+            weight_map |= dict.fromkeys(names, name)
+        if count > 1:
+            index = {"metadata": {"total_size": self.num_bytes}, "weight_map": weight_map}
+            path = self._folder / "model.safetensors.index.json"
+            path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+    def _write(self) -> None:
+        path = self._folder / f"part-{len(self._shards):05d}"
+        write_safetensors(path, self._waiting, {"format": "pt"})
+        self._shards.append((path, list(self._waiting)))
+        self._waiting, self._waiting_bytes = {}, 0

@@ -42,11 +42,9 @@ def test_only_what_is_tapped_outlives_the_next_block(
     found: list[int] = []
     outputs: list[weakref.ref[np.ndarray]] = []
     model = SimpleNamespace(
-        embedding=lambda ids: np.zeros(3) + ids,
+        embed=lambda ctx: np.zeros(3) + ctx.token_ids,
         blocks=[CountedBlock(outputs, found) for _ in range(5)],
         norm=np.copy,
-        positions=None,
-        embedding_norm=None,
     )
     CausalLM.forward_with_taps(cast(CausalLM, model), cast(Any, SimpleNamespace(token_ids=1)), taps)
     assert found == counts

@@ -1,0 +1,1 @@
+"""Making a quantized checkpoint of another one: `octavo quantize`."""

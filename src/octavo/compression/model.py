@@ -1,0 +1,203 @@
+"""From a checkpoint to a quantized one: matrix by matrix, block by block."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo.compression.calibration import Calibration
+from octavo.compression.compensation import compensated_codes, output_error
+from octavo.compression.grid import DTYPES, Grid, grid_of
+from octavo.compression.packed import packed_tensors, quantization_config
+from octavo.core.dtypes import Quantization
+from octavo.core.errors import ConfigError
+from octavo.layers.layer import Layer
+from octavo.models.causal_lm import CausalLM
+from octavo.models.loader import renamed
+from octavo.models.stored_piece import Checkpoint as Tensors
+from octavo.weights import Checkpoint
+from octavo.weights.safetensors_writer import ShardedWriter
+
+SMALLEST_GROUP = 32
+
+Progress = Callable[[int, int], None]
+"""Called with blocks done and blocks in all."""
+
+
+@dataclass(frozen=True)
+class MatrixErrors:
+    """How far a quantized matrix is off. weights: |W - K| / |W|. outputs: the same of what it gives
+    over the calibration text; nearest: had all weights been rounded to the nearest; both None
+    without calibration. group_size: inputs that share a scale.
+    """
+
+    name: str
+    group_size: int
+    weights: float
+    outputs: float | None = None
+    nearest: float | None = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """num_bytes: of all tensors. kept: matrices of blocks that stay as they were: rows are no
+    multiple of `SMALLEST_GROUP`, or they are stored as columns, or several as one tensor.
+    """
+
+    num_bytes: int
+    matrices: list[MatrixErrors]
+    kept: list[str]
+
+
+def dtype_of_scales(checkpoint: Checkpoint, asked: str) -> str:
+    """What scales, and all that is not quantized, are stored in. asked: the --dtype flag."""
+    stored = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
+    name = stored if asked == "auto" else asked
+    return name if name in DTYPES else "bfloat16"
+
+
+def quantize(
+    model: CausalLM,
+    checkpoint: Checkpoint,
+    form: Quantization,
+    folder: Path,
+    *,
+    dtype: str,
+    calibration: Calibration | None,
+    progress: Progress,
+) -> Written:
+    """Write the checkpoint with its blocks' matrices quantized as `form` says, in the format of
+    compressed-tensors; embedding, head, norms and biases stay in `dtype` (a key of `grid.DTYPES`).
+
+    calibration: of the same model; without, weights are rounded to the nearest. A smaller group is
+    taken where rows are no multiple of the form's.
+    """
+    stored = renamed(model, checkpoint)
+    writer = ShardedWriter(folder)
+    errors: list[MatrixErrors] = []
+    kept: list[str] = []
+    for index, block in enumerate(model.blocks):
+        progress(index, len(model.blocks))
+        hessians = {} if calibration is None else calibration.hessians(index)
+        values: dict[str, np.ndarray] = {}
+        for name, shape, is_plain in _matrices(block):
+            size = _group_size(form, shape[1]) if is_plain else None
+            if size is None:
+                kept.append(name)
+                continue
+            weights = stored.read(name).astype(np.float32)
+            fitting = form._replace(group_size=size)
+            grid, codes, error = _quantized(name, weights, fitting, dtype, hessians.get(name))
+            errors.append(error)
+            values[name] = grid.values(codes)
+            writer.add(packed_tensors(name.removesuffix(".weight"), grid, codes, dtype))
+        if calibration is not None:
+            calibration.advance(index, values)
+        checkpoint.release_pages()
+    progress(len(model.blocks), len(model.blocks))
+    done = {error.name for error in errors}
+    if not done:
+        raise ConfigError(f"{checkpoint.name} has no matrix that {form} fits; nothing is quantized")
+    rest = [name for name in stored.tensors if name not in done]
+    for name in rest:
+        writer.add({name: _in_dtype(stored.read(name), dtype)})
+    writer.finish()
+    _write_config(model, checkpoint.config, stored, form, folder, dtype, errors, rest)
+    return Written(writer.num_bytes, errors, kept)
+
+
+def _matrices(layer: Layer) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+    """The checkpoint's name and shape of every matrix that a layer multiplies by, and whether its
+    rows are inputs' weights, all of them.
+    """
+    found: dict[str, tuple[tuple[int, ...], bool]] = {}
+    for weight in layer.weights():
+        if weight.role != "matrix":
+            continue
+        for piece in weight.pieces:
+            is_plain = piece.matrix is None and not piece.is_transposed and piece.columns is None
+            _, so_far = found.get(piece.name, (piece.shape, True))
+            found[piece.name] = piece.shape, so_far and is_plain and len(piece.shape) == 2
+    for name, (shape, is_plain) in found.items():
+        yield name, shape, is_plain and name.endswith(".weight")
+
+
+def _group_size(form: Quantization, inputs: int) -> int | None:
+    if form.group_size is None:
+        return inputs
+    size = form.group_size
+    while inputs % size and size > SMALLEST_GROUP:
+        size //= 2
+    return None if inputs % size else size
+
+
+def _quantized(
+    name: str,
+    weights: np.ndarray,
+    form: Quantization,
+    dtype: str,
+    hessian: np.ndarray | None,
+) -> tuple[Grid, np.ndarray, MatrixErrors]:
+    plain = grid_of(weights, form, dtype)
+    nearest = plain.codes(weights)
+    size = plain.group_size
+    if hessian is None:
+        error = _relative(weights, plain.values(nearest))
+        return plain, nearest, MatrixErrors(name, size, error)
+    grid = grid_of(weights, form, dtype, np.diagonal(hessian))
+    codes = compensated_codes(weights, hessian, grid)
+    kept = grid.values(codes)
+    outputs = output_error(weights, kept, hessian)
+    of_nearest = output_error(weights, plain.values(nearest), hessian)
+    return grid, codes, MatrixErrors(name, size, _relative(weights, kept), outputs, of_nearest)
+
+
+def _relative(weights: np.ndarray, kept: np.ndarray) -> float:
+    whole = float(np.linalg.norm(weights))
+    return float(np.linalg.norm(weights - kept)) / whole if whole else 0.0
+
+
+def _in_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
+    is_float = array.dtype in DTYPES.values() or array.dtype.kind == "f"
+    return np.array(array, DTYPES[dtype]) if is_float else np.array(array)
+
+
+def _write_config(
+    model: CausalLM,
+    config: Mapping[str, Any],
+    stored: Tensors,
+    form: Quantization,
+    folder: Path,
+    dtype: str,
+    errors: Sequence[MatrixErrors],
+    rest: Sequence[str],
+) -> None:
+    """config.json, the last of all files: without it the folder is no model."""
+    modules: dict[int, list[str]] = defaultdict(list)
+    for error in errors:
+        modules[error.group_size].append(error.name.removesuffix(".weight"))
+    tables = set(model.embedding.table.names)
+    ignored = [
+        name.removesuffix(".weight")
+        for name in rest
+        if name.endswith(".weight") and name not in tables and len(stored.tensors[name].shape) == 2
+    ]
+    written: dict[str, Any] = {
+        **config,
+        "quantization_config": quantization_config(
+            modules,
+            bits=form.bits,
+            is_symmetric=form.is_symmetric,
+            by_channel=form.group_size is None,
+            ignored=list(dict.fromkeys([*ignored, "lm_head"])),
+        ),
+    }
+    written["dtype" if "torch_dtype" not in config else "torch_dtype"] = dtype
+    text = json.dumps(written, indent=2, default=np.ndarray.tolist)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,126 @@
+"""`octavo quantize`, from a folder and from what the model itself writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from octavo import LLM, SamplingParams
+from octavo.cli.main import main
+from support.checkpoints import make_checkpoint
+
+TEXT = "The reader turns the pages one after the other. " * 60
+FEW = ["--threads", "1", "--calibration-tokens", "512"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("quantize")
+    make_checkpoint("llama", root / "model", max_position_embeddings=1024)
+    (root / "text").write_text(TEXT)
+    return root
+
+
+def command(folder: Path, out: Path, *flags: str) -> list[str]:
+    text = str(folder / "text")
+    model = ["quantize", str(folder / "model"), "-o", str(out), "--text", text, "--windows", "1"]
+    return [*model, *FEW, *flags]
+
+
+def test_a_model_is_quantized_measured_and_served(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    flags = ["--format", "int4-g64", "--calibration", str(folder / "text")]
+    assert main(command(folder, out, *flags)) == 0
+    shown = capsys.readouterr().out
+    assert "int4-g64 by gptq" in shown
+    assert "if rounded to the nearest" in shown
+    assert "KL divergence" in shown
+    report = json.loads((out / "quantization.json").read_text())
+    assert report["bytes"] < report["original_bytes"] / 2
+    assert 0 < report["quality"]["kl"] < 5
+    assert {one["name"].rpartition(".")[0].rpartition(".")[2] for one in report["matrices"]} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    }  # fmt: skip
+    assert (out / "quantization.png").read_bytes().startswith(b"\x89PNG")
+    llm = LLM(str(out), threads=1, kv_cache_memory_bytes="1M", max_model_len=64)
+    try:
+        (output,) = llm.generate("pages", SamplingParams(temperature=0, max_tokens=4))
+        assert len(output.outputs[0].token_ids) == 4
+    finally:
+        llm.shutdown()
+
+
+def test_the_model_writes_its_own_calibration_text(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main([*command(folder, out, "--windows", "0"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["calibration_tokens"] >= 512
+    assert report["quality"] == {}
+    assert report["matrices"][0]["outputs"] < report["matrices"][0]["nearest"]
+
+
+def test_rounding_needs_no_text(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    flags = ["--method", "rtn", "--format", "int8", "--windows", "0"]
+    assert main(command(folder, out, *flags)) == 0
+    report = json.loads((out / "quantization.json").read_text())
+    assert report["calibration_tokens"] == 0
+    assert report["matrices"][0]["outputs"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--format", "int3"], "--format 'int3' is unknown; use one of int8, "),
+        (["--method", "awq"], "--method 'awq' is unknown; use gptq or rtn"),
+        (["--calibration", "/nowhere"], "the text /nowhere can't be read"),
+    ],
+)
+def test_mistakes_are_told_and_write_nothing(
+    folder: Path,
+    tmp_path: Path,
+    flags: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(command(folder, tmp_path / "out", *flags)) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_has_something_is_left_alone(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").write_text("x")
+    assert main(command(folder, tmp_path)) == 1
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_a_calibration_text_that_is_too_short_is_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = tmp_path / "short"
+    short.write_text("a few words")
+    assert main(command(folder, tmp_path / "out", "--calibration", str(short))) == 1
+    assert "of at least 512; give a longer one" in capsys.readouterr().err
+
+
+def test_a_model_without_a_chat_template_goes_on_with_the_questions(
+    folder: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(folder / "model", tmp_path / "model"))
+    path = model / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    del config["chat_template"]
+    path.write_text(json.dumps(config))
+    out = tmp_path / "out"
+    assert main(["quantize", str(model), "-o", str(out), "--windows", "0", *FEW]) == 0
+    report = json.loads((out / "quantization.json").read_text())
+    assert report["calibration_tokens"] >= 512
