@@ -1,0 +1,60 @@
+"""The picture of quantization.py: what bits buy, of weights and of the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from octavo.bench.output import style
+
+
+def draw(
+    path: Path,
+    weights: Sequence[tuple[str, float, float, float]],
+    caches: Sequence[tuple[str, float, float]],
+    subtitle: str,
+) -> None:
+    """weights: name, bits a weight, KL and tokens/s of one request. caches: name, bytes a token and
+    KL. What has no divergence at all is the reference, and left out.
+    """
+    points = [(name, bits, kl) for name, bits, kl, _ in weights if kl > 0]
+    speeds = [(name, speed, kl) for name, _, kl, speed in weights if kl > 0]
+    kept = [(name, num_bytes, kl) for name, num_bytes, kl in caches if kl > 0]
+    with style.styled():
+        title = "Quantization: what fewer bits cost, and what they gain"
+        figure = style.new_figure(title, subtitle, width=14, height=4.8)
+        row = figure.subplots(1, 3, squeeze=False)[0]
+        for axes, found, label in (
+            (row[0], points, "bits a weight"),
+            (row[1], speeds, "tokens/s of one request"),
+            (row[2], kept, "bytes of cache a token"),
+        ):
+            _draw_panel(axes, found)
+            axes.set_xlabel(label)
+        row[0].set_ylabel("KL divergence from float32 (nats)")
+        figure.savefig(path)
+
+
+def _draw_panel(axes: Axes, points: Sequence[tuple[str, float, float]]) -> None:
+    if not points:
+        return
+    style.log_axis(
+        axes,
+        "y",
+        [kl for _, _, kl in points],
+        ticks=[10.0**power for power in range(-7, 2)],
+    )
+    style.scale_from_zero(axes, "x", [x for _, x, _ in points])
+    for name, x, kl in points:
+        color = style.BLUE
+        if name.endswith(", gptq"):
+            color = style.GREEN
+        elif name.endswith(", rtn"):
+            color = style.ORANGE
+        axes.plot([x], [kl], marker="o", ms=5, color=color)
+        label = axes.annotate(
+            name, (x, kl), xytext=(5, 3), textcoords="offset points", fontsize=7.5, color=color
+        )
+        label.set_in_layout(False)
