@@ -14,69 +14,173 @@ constexpr int64_t kAlign = 64;   // bytes
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-enum class WeightFormat : int32_t { f32 = 0, bf16 = 1, f16 = 2, q8 = 3, q4 = 4 };
+// What the values of a matrix are. Of the tables, e2m1 is that of MXFP4, nf4 and fp4 those of
+// bitsandbytes.
+enum class Values : int32_t { f32, bf16, f16, q8, q4, e2m1, f8e4m3, nf4, fp4 };
+// What scales and offsets are; k8: int8, times an fp16 number of the block's (ggml's K-quants).
+enum class Scales : int32_t { f16, bf16, f32, k8 };
+enum class Offset : int32_t { none, min, zero };
+
+// Floats have neither scales nor offsets.
+struct WeightFormat {
+  Values values;
+  Scales scales = Scales::f16;
+  Offset offset = Offset::none;
+  int32_t span = kGroup;   // inputs that share a scale: 32 or 16
+
+  bool operator==(const WeightFormat&) const = default;
+};
 
 // A matrix w (O, I) in panels of 16 outputs; the last panel is padded with zeros. Panel p holds
 // outputs 16 p .. 16 p + 15, `panel_stride` bytes after the one before, 64-byte aligned:
 //
 //   f32         float    [I][16]
 //   bf16, f16   uint16_t [I][16]
-//   q8          pairs of groups, one after another; a pair is
-//                 fp16    [2][16]        scale:  w = scale * value
-//                 uint8_t [2][8][16][4]  value + 128 of k = 32 g + 4 j + b at [g % 2][j][lane][b]
-//   q4          pairs of groups; a pair is
-//                 fp16    [2][16]        scale, and with has_min
-//                 fp16    [2][16]        min:    w = scale * value + min
-//                                        (without: w = scale * (value - 8))
-//                 uint8_t [2][4][16][4]  values 0..15: the low nibble of [g % 2][j][lane][b] is
-//                                        k = 32 g + 8 j + b, the high one is k + 4
-//   groups = ceil(I / 32); values beyond I count for nothing, since activations are zero there. If
-//   their number is odd, the last pair ends after its first group's values.
+//   others      blocks of B groups, one after another (B = 2, with k8 8); a block is
+//                 Scales  [B][32 / span][16]   scale
+//                 Scales  [B][32 / span][16]   offset, if there are any
+//                 fp16    [16]                 with k8: what its scales are multiplied by
+//                 fp16    [16]                 and its offsets, if there are any
+//                 filled up to a multiple of 64 bytes, then the values, group by group:
+//   q8            uint8_t [8][16][4]   of k = 32 g + 4 j + b at [j][lane][b]
+//   q4, tables    uint8_t [4][16][4]   the low nibble of [j][lane][b] is k = 32 g + 8 j + b, the
+//                                      high one is k + 4
+//   f8e4m3        uint8_t [32][16]     of k = 32 g + i at [i][lane]
+//   groups = ceil(I / 32); values beyond I count for nothing, since activations are zero there, or
+//   end there. If their number is no multiple of B, the last block ends after its last group.
+//
+// A weight is, of the stored value v,
+//
+//   without offset   q8: scale * (v - 128), q4: scale * (v - 8), tables: scale * table[v],
+//                    f8e4m3: scale * v
+//   min              scale * v + offset
+//   zero             scale * v + scale * offset   (the offset is minus the zero point)
 //
 // A kernel with few rows reads these bytes strictly in order. That matters: with a panel's scales
 // after its values the hardware prefetcher lost track, and one Zen 4 core read 14 GB/s, not 31.
 struct PackedMatrix {
   WeightFormat format;
-  bool has_min;        // q4 only
   int64_t outputs;     // O
   int64_t inputs;      // I
   const uint8_t* data;
   int64_t panel_stride;
+  const int32_t* order = nullptr;   // (I,) which of the activations column k is for; null if k
 
   int64_t panels() const { return ceil_div(outputs, kLanes); }
   int64_t groups() const { return ceil_div(inputs, kGroup); }
 };
 
-// Bytes of 16 outputs' values of one group.
-constexpr int64_t group_bytes(WeightFormat format) {
-  return kLanes * (format == WeightFormat::q8 ? kGroup : kGroup / 2);
-}
-// Bytes of the scales (and minimums) of 16 outputs and two groups.
-constexpr int64_t pair_header_bytes(bool has_min) { return kLanes * (has_min ? 8 : 4); }
-
-// Where group g of a q8 or q4 panel lies, in bytes from the panel's start.
-struct GroupOffsets {
-  int64_t values, scales, mins;
+// The formats that linear_int multiplies with activations in 8 bits, and linear_float with floats.
+// e2m1 is in the first list because its values are halves of small integers.
+constexpr WeightFormat kIntegerFormats[] = {
+    {Values::q8, Scales::f16},
+    {Values::q8, Scales::bf16},
+    {Values::q8, Scales::f32},
+    {Values::q8, Scales::f32, Offset::min},
+    {Values::q8, Scales::f32, Offset::min, 16},
+    {Values::q8, Scales::k8, Offset::min},
+    {Values::q8, Scales::k8, Offset::none, 16},
+    {Values::q4, Scales::f16},
+    {Values::q4, Scales::f16, Offset::min},
+    {Values::q4, Scales::f16, Offset::zero},
+    {Values::q4, Scales::bf16},
+    {Values::q4, Scales::bf16, Offset::zero},
+    {Values::q4, Scales::f32, Offset::min},
+    {Values::q4, Scales::f32, Offset::min, 16},
+    {Values::q4, Scales::k8, Offset::min},
+    {Values::q4, Scales::k8, Offset::none, 16},
+    {Values::q4, Scales::k8, Offset::min, 16},
+    {Values::e2m1, Scales::bf16},
+    {Values::e2m1, Scales::f32, Offset::none, 16},
 };
-constexpr GroupOffsets group_offsets(WeightFormat format, bool has_min, int64_t g) {
-  const int64_t header = pair_header_bytes(has_min), values = group_bytes(format);
-  const int64_t pair = g / 2 * (header + 2 * values), scales = pair + g % 2 * kLanes * 2;
-  return {pair + header + g % 2 * values, scales, scales + kLanes * 4};
+constexpr WeightFormat kFloatFormats[] = {
+    {Values::f32},
+    {Values::bf16},
+    {Values::f16},
+    {Values::f8e4m3, Scales::f32},
+    {Values::nf4, Scales::f32},
+    {Values::fp4, Scales::f32},
+};
+constexpr bool is_integer(Values values) {
+  return values == Values::q8 || values == Values::q4 || values == Values::e2m1;
+}
+constexpr bool is_plain(Values values) {
+  return values == Values::f32 || values == Values::bf16 || values == Values::f16;
+}
+constexpr bool is_known(const WeightFormat& format) {
+  for (const WeightFormat& known : kIntegerFormats)
+    if (format == known) return true;
+  for (const WeightFormat& known : kFloatFormats)
+    if (format == known) return true;
+  return false;
 }
 
-inline int64_t panel_bytes(WeightFormat format, bool has_min, int64_t inputs) {
+// Twice the numbers of OCP's Microscaling formats, by code, as integers.
+constexpr int8_t kE2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+// Of arXiv 2305.14314, appendix E: quantiles of the normal distribution.
+constexpr float kNF4[16] = {-1.0f,
+                            -0.6961928009986877f,
+                            -0.5250730514526367f,
+                            -0.39491748809814453f,
+                            -0.28444138169288635f,
+                            -0.18477343022823334f,
+                            -0.09105003625154495f,
+                            0.0f,
+                            0.07958029955625534f,
+                            0.16093020141124725f,
+                            0.24611230194568634f,
+                            0.33791524171829224f,
+                            0.44070982933044434f,
+                            0.5626170039176941f,
+                            0.7229568362236023f,
+                            1.0f};
+// bitsandbytes' own floats of 4 bits, multiples of 1 / 192.
+constexpr float kFP4[16] = {0.0f,      1.0f / 192, 2.0f / 3,  1.0f,        1.0f / 3,  0.5f,
+                            1.0f / 6,  0.25f,      0.0f,      -1.0f / 192, -2.0f / 3, -1.0f,
+                            -1.0f / 3, -0.5f,      -1.0f / 6, -0.25f};
+
+// Of formats with scales: bytes of 16 outputs' values of one group.
+constexpr int64_t group_bytes(Values values) {
+  return kLanes * (values == Values::q8 || values == Values::f8e4m3 ? kGroup : kGroup / 2);
+}
+constexpr int64_t scale_bytes(Scales scales) {
+  return scales == Scales::f32 ? 4 : scales == Scales::k8 ? 1 : 2;
+}
+constexpr int64_t block_groups(Scales scales) { return scales == Scales::k8 ? 8 : 2; }
+
+// Where the parts of a block's header lie, in bytes from its start.
+struct BlockHeader {
+  int64_t group_scales;   // bytes from a group's scales to the next one's
+  int64_t offsets, factors, bytes;
+};
+constexpr BlockHeader block_header(const WeightFormat& format) {
+  const int64_t group = kGroup / format.span * kLanes * scale_bytes(format.scales);
+  const int64_t kinds = format.offset == Offset::none ? 1 : 2;
+  const int64_t offsets = group * block_groups(format.scales), factors = kinds * offsets;
+  const int64_t end = factors + (format.scales == Scales::k8 ? kinds * kLanes * 2 : 0);
+  return {group, offsets, factors, round_up(end, kAlign)};
+}
+
+// Where group g of a panel lies, in bytes from the panel's start.
+struct GroupOffsets {
+  int64_t values, scales, offsets, factors;
+};
+constexpr GroupOffsets group_offsets(const WeightFormat& format, int64_t g) {
+  const BlockHeader header = block_header(format);
+  const int64_t in_block = block_groups(format.scales), values = group_bytes(format.values);
+  const int64_t block = g / in_block * (header.bytes + in_block * values), i = g % in_block;
+  const int64_t scales = block + i * header.group_scales;
+  return {block + header.bytes + i * values, scales, scales + header.offsets,
+          block + header.factors};
+}
+
+inline int64_t panel_bytes(const WeightFormat& format, int64_t inputs) {
   const int64_t groups = ceil_div(inputs, kGroup);
-  int64_t bytes = 0;
-  switch (format) {
-    case WeightFormat::f32: bytes = inputs * kLanes * 4; break;
-    case WeightFormat::bf16:
-    case WeightFormat::f16: bytes = inputs * kLanes * 2; break;
-    case WeightFormat::q8:
-    case WeightFormat::q4:
-      bytes = ceil_div(groups, 2) * pair_header_bytes(has_min) + groups * group_bytes(format);
-      break;
-  }
-  return round_up(bytes, kAlign);
+  if (is_plain(format.values))
+    return round_up(inputs * kLanes * (format.values == Values::f32 ? 4 : 2), kAlign);
+  return round_up(ceil_div(groups, block_groups(format.scales)) * block_header(format).bytes +
+                      groups * group_bytes(format.values),
+                  kAlign);
 }
 
 // Activations quantized to int8 in groups of 32, each row by itself: x = scale * value, value in
@@ -87,6 +191,7 @@ inline int64_t panel_bytes(WeightFormat format, bool has_min, int64_t inputs) {
 //   float   [groups]      scale
 //   int32_t [groups]      -128 * sum(values): where a dot product with value + 128 starts
 //   float   [groups]      scale * sum(values): what a weight's min is multiplied by
+//   int32_t [groups]      -128 * sum(values 0 .. 15)
 struct QuantizedRows {
   uint8_t* data;
   int64_t stride;   // bytes from row to row, a multiple of 64
@@ -98,11 +203,12 @@ struct QuantizedRows {
   }
   int32_t* starts(int64_t row) const { return reinterpret_cast<int32_t*>(scales(row) + groups); }
   float* sums(int64_t row) const { return scales(row) + 2 * groups; }
+  int32_t* halves(int64_t row) const { return starts(row) + 2 * groups; }
 };
 
 inline int64_t quantized_row_bytes(int64_t inputs) {
   const int64_t groups = ceil_div(inputs, kGroup);
-  return round_up(groups * (kGroup + 12), kAlign);
+  return round_up(groups * (kGroup + 16), kAlign);
 }
 
 enum class KVFormat : int32_t { f32 = 0, bf16 = 1, i8 = 2, f8e4m3 = 3, i4 = 4 };

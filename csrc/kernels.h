@@ -47,7 +47,7 @@ struct Batch {
 struct LinearArgs {
   const PackedMatrix* weight;
   Rows x;                 // float formats read x,
-  QuantizedRows xq;       // q8 and q4 read xq
+  QuantizedRows xq;       // integer formats xq
   Rows y;                 // (T, O); lanes beyond O are never written
   const float* bias;      // (O,) or null
   Rows residual;          // added to the product; data null for none; may be y itself
@@ -134,6 +134,8 @@ struct Kernels {
   void (*scale)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size, float factor);
   void (*clamp)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size, float limit);
   void (*softcap)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size, float cap);
+  // y[t, c] = x[t, order[c]]
+  void (*take_columns)(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size, const int32_t* order);
   void (*quantize)(Rows x, QuantizedRows y, int64_t t0, int64_t t1, int64_t size);
   // y[t] = row ids[t] of the matrix, dequantized.
   void (*embedding)(const PackedMatrix& table, const int64_t* ids, Rows y, int64_t t0, int64_t t1);

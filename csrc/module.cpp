@@ -101,6 +101,7 @@ Kernels kernels_of(const std::map<std::string, std::string>& isa_by_op) {
          k.linear_float = from.linear_float;
          k.linear_int = from.linear_int;
          k.quantize = from.quantize;
+         k.take_columns = from.take_columns;
        }},
       {"rms_norm", [](Kernels& k, const Kernels& from) { k.rms_norm = from.rms_norm; }},
       {"layer_norm", [](Kernels& k, const Kernels& from) { k.layer_norm = from.layer_norm; }},
@@ -155,14 +156,21 @@ Kernels kernels_of(const std::map<std::string, std::string>& isa_by_op) {
   return table;
 }
 
-std::shared_ptr<PackedMatrix> make_matrix(int format, bool has_min, int64_t outputs, int64_t inputs,
-                                          Bytes data, int64_t panel_stride) {
+std::shared_ptr<PackedMatrix> make_matrix(const FormatNumbers& format, int64_t outputs,
+                                          int64_t inputs, Bytes data, int64_t panel_stride,
+                                          std::optional<Ints> order) {
   auto matrix = std::make_shared<PackedMatrix>();
-  *matrix = {
-      static_cast<WeightFormat>(format), has_min, outputs, inputs, data.data(), panel_stride};
+  *matrix = {format_of(format), outputs,      inputs,
+             data.data(),       panel_stride, order ? order->data() : nullptr};
   if (static_cast<int64_t>(data.shape(0)) < matrix->panels() * panel_stride ||
-      panel_stride < panel_bytes(matrix->format, has_min, inputs))
+      panel_stride < panel_bytes(matrix->format, inputs))
     throw nb::value_error("the data is too short for a matrix of this shape and format");
+  if (!order) return matrix;
+  if (static_cast<int64_t>(order->shape(0)) != inputs)
+    throw nb::value_error("the order is not one of the matrix's inputs");
+  for (int64_t k = 0; k < inputs; ++k)
+    if (order->data()[k] < 0 || order->data()[k] >= inputs)
+      throw nb::value_error("the order names an input that the matrix doesn't have");
   return matrix;
 }
 
@@ -262,11 +270,12 @@ void bind_tape(nb::module_& m) {
            })
       .def(
           "linear",
-          [](Tape& t, std::shared_ptr<PackedMatrix> weight, PyRef x, std::optional<Floats> bias) {
+          [](Tape& t, const std::vector<std::shared_ptr<PackedMatrix>>& weights, PyRef x,
+             std::optional<Floats> bias) {
             const float* b = bias ? bias->data() : nullptr;
-            return py_ref(t.linear(std::move(weight), ref_of(x), b));
+            return py_ref(t.linear({weights.begin(), weights.end()}, ref_of(x), b));
           },
-          "weight"_a, "x"_a, "bias"_a.none())
+          "weights"_a, "x"_a, "bias"_a.none())
       .def(
           "rms_norm",
           [](Tape& t, PyRef x, int64_t heads, int64_t size, std::optional<Floats> weight,
@@ -429,11 +438,33 @@ NB_MODULE(_native, m) {
            "isa_by_op"_a);
 
   nb::class_<PackedMatrix>(m, "PackedMatrix", "A matrix in panels on somebody's memory.")
-      .def(nb::new_(&make_matrix), "format"_a, "has_min"_a, "outputs"_a, "inputs"_a, "data"_a,
-           "panel_stride"_a, nb::keep_alive<0, 6>());
-  m.def("panel_bytes", [](int format, bool has_min, int64_t inputs) {
-    return panel_bytes(static_cast<WeightFormat>(format), has_min, inputs);
+      .def(nb::new_(&make_matrix), "format"_a, "outputs"_a, "inputs"_a, "data"_a, "panel_stride"_a,
+           "order"_a.none() = nb::none(), nb::keep_alive<0, 5>(), nb::keep_alive<0, 7>());
+  m.def("panel_bytes", [](const FormatNumbers& format, int64_t inputs) {
+    return panel_bytes(format_of(format), inputs);
   });
+  m.def(
+      "weight_formats",
+      [] {
+        std::vector<FormatNumbers> formats;
+        const auto add = [&](const WeightFormat& f) {
+          formats.emplace_back(int(f.values), int(f.scales), int(f.offset), f.span);
+        };
+        std::for_each(std::begin(kIntegerFormats), std::end(kIntegerFormats), add);
+        std::for_each(std::begin(kFloatFormats), std::end(kFloatFormats), add);
+        return formats;
+      },
+      "All formats of matrices that kernels have.");
+  m.def(
+      "tables",
+      [] {
+        std::map<std::string, std::vector<float>> tables{
+            {"nf4", {std::begin(kNF4), std::end(kNF4)}},
+            {"fp4", {std::begin(kFP4), std::end(kFP4)}}};
+        for (const int8_t twice : kE2M1) tables["e2m1"].push_back(0.5f * float(twice));
+        return tables;
+      },
+      "The values of sixteen codes, by the name of a format.");
 
   nb::class_<CacheMemory>(m, "KVCache", "One layer's paged cache, zeroed.")
       .def(nb::init<int, int, int64_t, int64_t, int64_t, int64_t, double, float, float>(),

@@ -6,115 +6,10 @@
 #include <cstring>
 #include <vector>
 
+#include "float_bits.h"
+
 namespace octavo {
 namespace {
-
-// Four floats, or integers, that any processor has as one vector.
-constexpr int kWidth = 4;
-using Floats = float __attribute__((vector_size(4 * kWidth)));
-using Ints = int32_t __attribute__((vector_size(4 * kWidth)));
-using Halves = uint16_t __attribute__((vector_size(2 * kWidth)));
-
-constexpr int32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
-
-template <typename T>
-T load(const void* p) {
-  T x;
-  std::memcpy(&x, p, sizeof x);
-  return x;
-}
-
-template <typename T>
-void store(void* p, T x) {
-  std::memcpy(p, &x, sizeof x);
-}
-
-float to_float(int32_t x) { return float(x); }
-Floats to_float(Ints x) { return __builtin_convertvector(x, Floats); }
-
-// fp16 <-> float32, of one number (Int is int32_t, Float is float) or of four. Every case is
-// computed and one is taken, so that loops over numbers vectorise, too.
-
-template <typename Int>
-auto float_of_half(Int half) {
-  using Float = decltype(to_float(half));
-  const Int rest = half & 0x7fff;
-  // Subnormals go through an integer: a thread may take subnormal floats for zero.
-  const Float subnormal = to_float(rest) * 0x1p-24f;
-  const Float normal = std::bit_cast<Float>((rest << 13) + (112 << 23));
-  const Float special = std::bit_cast<Float>(rest << 13 | kInfinity);
-  const Float finite = rest < 0x400 ? subnormal : normal;
-  const Float magnitude = rest < 0x7c00 ? finite : special;
-  return std::bit_cast<Float>(std::bit_cast<Int>(magnitude) | (half & 0x8000) << 16);
-}
-
-template <typename Int, typename Float>
-Int half_of_float(Float x) {
-  const Int bits = std::bit_cast<Int>(x), rest = bits & kMagnitude;
-  const Int normal = (rest + 0xfff + (rest >> 13 & 1) - (112 << 23)) >> 13;
-  // Halves below 2^-14 lie as far apart as floats from 0.5 on.
-  const Int subnormal =
-      std::bit_cast<Int>(std::bit_cast<Float>(rest) + 0.5f) - std::bit_cast<int32_t>(0.5f);
-  const Int finite = rest < 0x38800000 ? subnormal : normal;
-  const Int rounded = rest < 0x477ff000 ? finite : Int{} + 0x7c00;   // 65520 and more: infinity
-  return (rest > kInfinity ? Int{} + 0x7e00 : rounded) | (bits >> 16 & 0x8000);
-}
-
-float float_of_bfloat(uint16_t b) { return std::bit_cast<float>(uint32_t(b) << 16); }
-
-uint16_t bfloat_of_float(float x) {
-  const auto bits = std::bit_cast<uint32_t>(x);
-  const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
-  return uint16_t(((bits & kMagnitude) > kInfinity ? bits | 0x400000 : rounded) >> 16);
-}
-
-int64_t block_bytes(StoredType type) {
-  switch (type) {
-    case StoredType::q8_0: return 2 + kGroup;
-    case StoredType::q4_0: return 2 + kGroup / 2;
-    case StoredType::q4_1: return 4 + kGroup / 2;
-    default: return 0;
-  }
-}
-
-// The sixteen bytes of nibbles in a block of q4_0 or q4_1.
-const uint8_t* nibbles(const StoredRow& row, int64_t group) {
-  return row.data + (group + 1) * block_bytes(row.type) - kGroup / 2;
-}
-
-// `count` values of a row as float32, from `first` on, a multiple of 32 (and so is the length of
-// rows of blocks).
-void read_values(const StoredRow& row, int64_t first, int64_t count, float* out) {
-  switch (row.type) {
-    case StoredType::f32: std::memcpy(out, row.data + first * 4, size_t(count) * 4); return;
-    case StoredType::bf16:
-      for (int64_t i = 0; i < count; ++i)
-        out[i] = float_of_bfloat(load<uint16_t>(row.data + (first + i) * 2));
-      return;
-    case StoredType::f16:
-      for (int64_t i = 0; i < count; ++i)
-        out[i] = float_of_half<int32_t>(load<uint16_t>(row.data + (first + i) * 2));
-      return;
-    default: break;
-  }
-  for (int64_t done = 0; done < count; done += kGroup, out += kGroup) {
-    const int64_t group = (first + done) / kGroup;
-    const uint8_t* block = row.data + group * block_bytes(row.type);
-    const float scale = float_of_half<int32_t>(load<uint16_t>(block));
-    if (row.type == StoredType::q8_0) {
-      for (int i = 0; i < kGroup; ++i) out[i] = scale * float(int8_t(block[2 + i]));
-      continue;
-    }
-    const float min =
-        row.type == StoredType::q4_1 ? float_of_half<int32_t>(load<uint16_t>(block + 2)) : 0;
-    const int zero = row.type == StoredType::q4_1 ? 0 : 8;
-    const uint8_t* pairs = nibbles(row, group);
-    for (int i = 0; i < 16; ++i) {
-      out[i] = scale * float((pairs[i] & 15) - zero) + min;
-      out[i + 16] = scale * float((pairs[i] >> 4) - zero) + min;
-    }
-  }
-}
 
 // --- floats ---------------------------------------------------------------------------------
 
@@ -138,9 +33,9 @@ void pack_f32_panel(int64_t inputs, const StoredRow* rows, int64_t num_rows, uin
                           });
 }
 
-void pack_16_bit_panel(WeightFormat format, int64_t inputs, const StoredRow* rows, int64_t num_rows,
+void pack_16_bit_panel(Values kind, int64_t inputs, const StoredRow* rows, int64_t num_rows,
                        uint8_t* panel) {
-  const bool is_bf16 = format == WeightFormat::bf16;
+  const bool is_bf16 = kind == Values::bf16;
   const StoredType same = is_bf16 ? StoredType::bf16 : StoredType::f16;
   pack_float_panel<uint16_t>(
       inputs, num_rows, panel, [&](int64_t lane, int64_t first, int64_t count, uint16_t* out) {
@@ -298,39 +193,79 @@ Fit quantize_q4_min(const Floats* w, int64_t count, Ints* values, Ints* trial) {
   return best;
 }
 
-// --- panels of 8 and 4 bits -----------------------------------------------------------------
+// w = scale * value, the scale such that the largest |w| has the largest value, 448.
+Floats fit_f8(const Floats* w, int64_t count) { return largest_magnitude(w, count) / 448; }
+
+// The bits of the nearest number of e4m3, ties to even, saturating at 448.
+uint8_t f8_of_float(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x), rest = bits & kMagnitude, sign = bits >> 24 & 0x80;
+  if (rest > uint32_t(kInfinity)) return 0x7f;
+  // Below 2^-6 numbers lie 2^-9 apart, as floats do from 2^14 on.
+  const float small = std::bit_cast<float>(rest) + 0x1p14f;
+  const uint32_t subnormal = std::bit_cast<uint32_t>(small) - std::bit_cast<uint32_t>(0x1p14f);
+  const uint32_t normal = (rest + 0x7ffff + (rest >> 20 & 1) - (120 << 23)) >> 20;
+  return uint8_t(sign | (rest < 0x3c800000 ? subnormal : std::min(normal, 0x7eu)));
+}
+
+// --- panels with scales ---------------------------------------------------------------------
 
 // Where the parts of one panel's groups lie.
-struct QuantizedPanel {
+struct ScaledPanel {
   WeightFormat format;
-  bool has_min;
   uint8_t* data;
 
   uint8_t* values(int64_t g) const { return data + offsets(g).values; }
-  uint16_t* scales(int64_t g) const {
-    return reinterpret_cast<uint16_t*>(data + offsets(g).scales);
+  // Of one lane; s: which of the group's.
+  void put_scale(int64_t g, int64_t s, int64_t lane, float scale) const {
+    put(offsets(g).scales, s * kLanes + lane, scale);
   }
-  uint16_t* mins(int64_t g) const { return reinterpret_cast<uint16_t*>(data + offsets(g).mins); }
+  void put_offset(int64_t g, int64_t s, int64_t lane, float offset) const {
+    put(offsets(g).offsets, s * kLanes + lane, offset);
+  }
+  // Of K-quants.
+  void put_bytes(int64_t g, int64_t lane, const StoredGroup& group) const {
+    const GroupOffsets at = offsets(g);
+    const auto put = [&](int64_t bytes, int64_t factors, const int8_t* own, uint16_t factor) {
+      for (int64_t s = 0; s < kGroup / format.span; ++s)
+        store(data + bytes + s * kLanes + lane, own[s]);
+      store(data + factors + lane * 2, factor);
+    };
+    put(at.scales, at.factors, group.scale_bytes, group.scale_factor);
+    if (format.offset != Offset::none)
+      put(at.offsets, at.factors + 2 * kLanes, group.min_bytes, group.min_factor);
+  }
 
  private:
-  GroupOffsets offsets(int64_t g) const { return group_offsets(format, has_min, g); }
+  GroupOffsets offsets(int64_t g) const { return group_offsets(format, g); }
+  void put(int64_t begin, int64_t number, float x) const {
+    switch (format.scales) {
+      case Scales::f16:
+        store(data + begin + number * 2, uint16_t(half_of_float<int32_t>(x)));
+        return;
+      case Scales::bf16: store(data + begin + number * 2, bfloat_of_float(x)); return;
+      case Scales::f32: store(data + begin + number * 4, x); return;
+      case Scales::k8: return;  // put_bytes
+    }
+  }
 };
 
 // Room for the weights of a panel, and for their values in two forms, [inputs][16] each.
 // Values beyond the inputs stay what they are at first, which stands for a weight of zero.
 struct Scratch {
-  Scratch(WeightFormat format, int64_t inputs)
+  Scratch(const WeightFormat& format, int64_t inputs)
       : weights(size_t(round_up(inputs, kGroup) * kQuarters)),
-        values(weights.size(), Ints{} + (format == WeightFormat::q8 ? 128 : 8)),
+        values(weights.size(), Ints{} + (format.values == Values::q8   ? 128
+                                         : format.values == Values::q4 ? 8
+                                                                       : 0)),
         trial(weights.size()) {}
   std::vector<Floats> weights;
   std::vector<Ints> values, trial;
 };
 
 // A group's values to the bytes, or pairs of nibbles, of formats.h: a vector has four lanes' words.
-void put_group(WeightFormat format, const Ints* values, Ints* out) {
+void put_group(Values kind, const Ints* values, Ints* out) {
   const auto value = [&](int k) { return values[k * kQuarters]; };
-  if (format == WeightFormat::q8) {
+  if (kind == Values::q8) {
     for (int j = 0; j < 8; ++j)
       out[j * kQuarters] =
           value(4 * j) | value(4 * j + 1) << 8 | value(4 * j + 2) << 16 | value(4 * j + 3) << 24;
@@ -343,115 +278,169 @@ void put_group(WeightFormat format, const Ints* values, Ints* out) {
   }
 }
 
-void quantize_panel(WeightFormat format, bool has_min, int64_t inputs, int64_t scale_group,
-                    QuantizedPanel panel, Scratch& scratch) {
+void quantize_panel(int64_t inputs, int64_t scale_group, ScaledPanel panel, Scratch& scratch) {
+  const WeightFormat& format = panel.format;
   const int64_t groups = ceil_div(inputs, kGroup);
+  const bool has_min = format.offset == Offset::min;
   for (int quarter = 0; quarter < kQuarters; ++quarter) {
     const Floats* w = scratch.weights.data() + quarter;
     Ints* values = scratch.values.data() + quarter;
     for (int64_t first = 0; first < inputs; first += scale_group) {
       const int64_t count = std::min(scale_group, inputs - first), at = first * kQuarters;
-      const Fit fit = format == WeightFormat::q8 ? quantize_q8(w + at, count, values + at)
+      const Fit fit = format.values == Values::q8 ? quantize_q8(w + at, count, values + at)
                       : !has_min
                           ? quantize_q4(w + at, count, values + at)
                           : quantize_q4_min(w + at, count, values + at, scratch.trial.data());
-      for (int64_t g = first / kGroup; g < ceil_div(first + count, kGroup); ++g) {
-        const int64_t lane = quarter * kWidth;
-        store(panel.scales(g) + lane, __builtin_convertvector(fit.scale, Halves));
-        if (has_min) store(panel.mins(g) + lane, __builtin_convertvector(fit.min, Halves));
-      }
+      const Floats scale = float_of_half(fit.scale), min = float_of_half(fit.min);
+      for (int64_t g = first / kGroup; g < ceil_div(first + count, kGroup); ++g)
+        for (int i = 0; i < kWidth; ++i) {
+          panel.put_scale(g, 0, quarter * kWidth + i, scale[i]);
+          if (has_min) panel.put_offset(g, 0, quarter * kWidth + i, min[i]);
+        }
     }
     for (int64_t g = 0; g < groups; ++g)
-      put_group(format, values + g * kGroup * kQuarters,
+      put_group(format.values, values + g * kGroup * kQuarters,
                 reinterpret_cast<Ints*>(panel.values(g)) + quarter);
   }
 }
 
-// Whether the row's blocks are of the panel's own kind.
-bool keeps_blocks(WeightFormat format, bool has_min, StoredType type) {
-  if (format == WeightFormat::q8) return type == StoredType::q8_0;
-  return type == StoredType::q4_0 || (type == StoredType::q4_1 && has_min);
-}
-
-void copy_q8_0_row(const StoredRow& row, int64_t groups, int64_t lane, QuantizedPanel panel) {
-  for (int64_t g = 0; g < groups; ++g) {
-    const uint8_t* block = row.data + g * block_bytes(row.type);
-    panel.scales(g)[lane] = load<uint16_t>(block);
-    uint8_t* out = panel.values(g) + lane * 4;
-    for (int j = 0; j < 8; ++j)  // + 128 each
-      store(out + j * kLanes * 4, load<uint32_t>(block + 2 + 4 * j) ^ 0x80808080u);
-  }
-}
-
-void copy_q4_row(const StoredRow& row, bool has_min, int64_t groups, int64_t lane,
-                 QuantizedPanel panel) {
-  constexpr uint32_t kLow = 0x0f0f0f0f;
-  for (int64_t g = 0; g < groups; ++g) {
-    const uint8_t* block = row.data + g * block_bytes(row.type);
-    const auto scale = load<uint16_t>(block);
-    panel.scales(g)[lane] = scale;
-    if (has_min)
-      panel.mins(g)[lane] =
-          row.type == StoredType::q4_1
-              ? load<uint16_t>(block + 2)
-              : uint16_t(half_of_float<int32_t>(-8 * float_of_half<int32_t>(scale)));
-    const uint8_t* pairs = nibbles(row, g);
-    uint8_t* out = panel.values(g) + lane * 4;
-    for (int j = 0; j < 2; ++j) {  // values 8 j .. 8 j + 7 and, in the high nibbles, 16 more
-      const auto first = load<uint32_t>(pairs + 8 * j), second = load<uint32_t>(pairs + 8 * j + 4);
-      store(out + j * kLanes * 4, (first & kLow) | (second & kLow) << 4);
-      store(out + (j + 2) * kLanes * 4, (first >> 4 & kLow) | (second & ~kLow));
+void quantize_f8_panel(int64_t inputs, int64_t scale_group, ScaledPanel panel, Scratch& scratch) {
+  const auto* weights = reinterpret_cast<const float*>(scratch.weights.data());
+  for (int64_t first = 0; first < inputs; first += scale_group) {
+    const int64_t end = std::min(first + scale_group, inputs);
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const Floats scales =
+          fit_f8(scratch.weights.data() + first * kQuarters + lane / kWidth, end - first);
+      const float scale = scales[lane % kWidth], inverse = scale > 0 ? 1 / scale : 0;
+      for (int64_t g = first / kGroup; g * kGroup < end; ++g) panel.put_scale(g, 0, lane, scale);
+      for (int64_t k = first; k < end; ++k)
+        panel.values(k / kGroup)[k % kGroup * kLanes + lane] =
+            f8_of_float(weights[k * kLanes + lane] * inverse);
     }
   }
 }
 
-void pack_quantized_panel(WeightFormat format, bool has_min, int64_t inputs, const StoredRow* rows,
-                          int64_t num_rows, int64_t scale_group, uint8_t* data, Scratch& scratch) {
-  const QuantizedPanel panel{format, has_min, data};
+// One lane's values of a group, as the panel's format has them.
+void put_codes(Values kind, const uint8_t* codes, int64_t lane, uint8_t* values) {
+  switch (kind) {
+    case Values::q8:
+      for (int j = 0; j < 8; ++j)
+        store(values + j * kLanes * 4 + lane * 4, load<uint32_t>(codes + 4 * j));
+      return;
+    case Values::f8e4m3:  // both NaN become the one that kernels know
+      for (int i = 0; i < kGroup; ++i)
+        values[i * kLanes + lane] = codes[i] == 0xff ? 0x7f : codes[i];
+      return;
+    default:
+      for (int j = 0; j < 4; ++j) {
+        const auto low = load<uint32_t>(codes + 8 * j), high = load<uint32_t>(codes + 8 * j + 4);
+        store(values + j * kLanes * 4 + lane * 4, low | high << 4);
+      }
+      return;
+  }
+}
+
+void keep_blocks(const StoredRow& row, int64_t groups, int64_t lane, ScaledPanel panel) {
+  const WeightFormat& format = panel.format;
+  StoredGroup group;
+  for (int64_t g = 0; g < groups; ++g) {
+    read_group(row, g, group);
+    put_codes(format.values, group.codes, lane, panel.values(g));
+    if (format.scales == Scales::k8) {
+      panel.put_bytes(g, lane, group);
+      continue;
+    }
+    panel.put_scale(g, 0, lane, group.scales[0]);
+    if (format.offset == Offset::min)
+      panel.put_offset(g, 0, lane, group.mins[0] - group.scales[0] * float(group.zero));
+  }
+}
+
+void keep_codes(const StoredRow& row, int64_t inputs, int64_t lane, ScaledPanel panel) {
+  const WeightFormat& format = panel.format;
+  const float unit = format.values == Values::e2m1 ? 0.5f : 1.0f;
+  const uint8_t largest = format.values == Values::q8 || format.values == Values::f8e4m3 ? 255 : 15;
+  for (int64_t g = 0; g * kGroup < inputs; ++g) {
+    uint8_t codes[kGroup] = {};
+    const int64_t count = std::min(kGroup, inputs - g * kGroup);
+    for (int64_t i = 0; i < count; ++i) codes[i] = row.data[g * kGroup + i] & largest;
+    put_codes(format.values, codes, lane, panel.values(g));
+    const int64_t spans = kGroup / format.span, last = ceil_div(inputs, format.span) - 1;
+    for (int64_t s = 0; s < spans; ++s) {
+      const int64_t number = std::min(g * spans + s, last);
+      panel.put_scale(g, s, lane, row.scales[number] * unit);
+      if (format.offset == Offset::none) continue;
+      const float sign = format.offset == Offset::zero ? -1.0f : 1.0f;
+      panel.put_offset(g, s, lane, sign * row.offsets[number]);
+    }
+  }
+}
+
+bool is_float(StoredType type) {
+  return type == StoredType::f32 || type == StoredType::bf16 || type == StoredType::f16;
+}
+
+// Whether the row's blocks are of the panel's own kind.
+bool keeps_blocks(const WeightFormat& format, StoredType type) {
+  if (is_float(type) || type == StoredType::codes) return false;
+  return format == format_of_blocks(type) ||
+         (type == StoredType::q4_0 && format == format_of_blocks(StoredType::q4_1));
+}
+
+bool quantizes_floats(const WeightFormat& format) {
+  return format == WeightFormat{Values::q8, Scales::f16} ||
+         format == WeightFormat{Values::q4, Scales::f16} ||
+         format == WeightFormat{Values::q4, Scales::f16, Offset::min} ||
+         format == WeightFormat{Values::f8e4m3, Scales::f32};
+}
+
+void pack_scaled_panel(const WeightFormat& format, int64_t inputs, const StoredRow* rows,
+                       int64_t num_rows, int64_t scale_group, uint8_t* data, Scratch& scratch) {
+  const ScaledPanel panel{format, data};
   const auto is_kept = [&](const StoredRow& row) {
-    return keeps_blocks(format, has_min, row.type);
+    return row.type == StoredType::codes || keeps_blocks(format, row.type);
   };
   if (!std::all_of(rows, rows + num_rows, is_kept)) {
-    pack_f32_panel(inputs, rows, num_rows, reinterpret_cast<uint8_t*>(scratch.weights.data()));
-    quantize_panel(format, has_min, inputs, scale_group, panel, scratch);
+    auto* weights = reinterpret_cast<float*>(scratch.weights.data());
+    pack_float_panel<float>(inputs, num_rows, reinterpret_cast<uint8_t*>(weights),
+                            [&](int64_t lane, int64_t first, int64_t count, float* out) {
+                              if (is_kept(rows[lane])) return;
+                              read_values(rows[lane], first, count, out);
+                            });
+    if (format.values == Values::f8e4m3)
+      quantize_f8_panel(inputs, scale_group, panel, scratch);
+    else
+      quantize_panel(inputs, scale_group, panel, scratch);
   }
   for (int64_t lane = 0; lane < num_rows; ++lane) {
-    if (!is_kept(rows[lane])) continue;
-    const int64_t groups = ceil_div(inputs, kGroup);
-    if (format == WeightFormat::q8)
-      copy_q8_0_row(rows[lane], groups, lane, panel);
-    else
-      copy_q4_row(rows[lane], has_min, groups, lane, panel);
+    if (rows[lane].type == StoredType::codes)
+      keep_codes(rows[lane], inputs, lane, panel);
+    else if (is_kept(rows[lane]))
+      keep_blocks(rows[lane], ceil_div(inputs, kGroup), lane, panel);
   }
 }
 
 }  // namespace
 
-int64_t stored_row_bytes(StoredType type, int64_t inputs) {
-  switch (type) {
-    case StoredType::f32: return inputs * 4;
-    case StoredType::bf16:
-    case StoredType::f16: return inputs * 2;
-    default: return ceil_div(inputs, kGroup) * block_bytes(type);
-  }
+bool can_pack(const WeightFormat& format, StoredType type) {
+  if (type == StoredType::codes) return !is_plain(format.values) && format.scales != Scales::k8;
+  return is_plain(format.values) || quantizes_floats(format) || keeps_blocks(format, type);
 }
 
-void pack_panels(WeightFormat format, bool has_min, int64_t inputs, const StoredRow* rows,
+void pack_panels(const WeightFormat& format, int64_t inputs, const StoredRow* rows,
                  int64_t num_rows, int64_t scale_group, uint8_t* panels) {
-  const int64_t stride = panel_bytes(format, has_min, inputs);
+  const int64_t stride = panel_bytes(format, inputs);
   Scratch scratch(format, inputs);
   for (int64_t first = 0; first < num_rows; first += kLanes, panels += stride) {
     const StoredRow* panel_rows = rows + first;
     const int64_t count = std::min(kLanes, num_rows - first);
     if (count < kLanes) std::memset(panels, 0, size_t(stride));
-    switch (format) {
-      case WeightFormat::f32: pack_f32_panel(inputs, panel_rows, count, panels); break;
-      case WeightFormat::bf16:
-      case WeightFormat::f16: pack_16_bit_panel(format, inputs, panel_rows, count, panels); break;
-      case WeightFormat::q8:
-      case WeightFormat::q4:
-        pack_quantized_panel(format, has_min, inputs, panel_rows, count, scale_group, panels,
-                             scratch);
+    switch (format.values) {
+      case Values::f32: pack_f32_panel(inputs, panel_rows, count, panels); break;
+      case Values::bf16:
+      case Values::f16: pack_16_bit_panel(format.values, inputs, panel_rows, count, panels); break;
+      default:
+        pack_scaled_panel(format, inputs, panel_rows, count, scale_group, panels, scratch);
         break;
     }
   }

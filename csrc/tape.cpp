@@ -35,9 +35,7 @@ int64_t spread_stride(int64_t bytes) {
   return (lines % 2 == 0 ? lines + 1 : lines) * kAlign;
 }
 
-bool is_integer(const PackedMatrix& weight) {
-  return weight.format == WeightFormat::q8 || weight.format == WeightFormat::q4;
-}
+bool is_integer(const PackedMatrix& weight) { return is_integer(weight.format.values); }
 
 int64_t clamp_chunks(double ns, int64_t limit, int threads) {
   const int64_t most = std::min<int64_t>(limit, threads * kChunksPerThread);
@@ -106,6 +104,8 @@ struct Tape::Op {
   int64_t groups = 1;  // that the weight's outputs are cut into, each with its own rows
   bool is_routed =
       false;  // rows in order of experts, the groups; else a group has a part of each row
+  int64_t y_column = 0;  // of `write`
+  const int32_t* order = nullptr;
 
   // attention
   KVCache cache{};
@@ -212,15 +212,43 @@ int32_t Tape::quantized(Ref x, int64_t size) {
   return y;
 }
 
-Ref Tape::linear(std::shared_ptr<const PackedMatrix> weight, Ref x, const float* bias) {
+// x with its columns in another order; made by the first linear that needs it.
+Ref Tape::ordered(Ref x, int64_t size, const int32_t* order) {
+  for (const Op& op : ops_)
+    if (op.order == order && op.x.buffer == x.buffer && op.x.column == x.column)
+      return {op.write, 0};
   const Symbol symbol = buffers_[x.buffer].symbol;
-  if (is_integer(*weight)) x = {quantized(x, weight->inputs), 0};
-  const Ref y = new_buffer(symbol, weight->outputs);
-  Op& op = append("linear", symbol, {x.buffer}, y.buffer);
-  op.kind = Op::Kind::linear;
-  op.weight = std::move(weight);
+  const Ref y = new_buffer(symbol, size);
+  Op& op = append("order", symbol, {x.buffer}, y.buffer);
+  op.row_ns = 1.0 * size;
   op.x = x;
-  op.bias = bias;
+  op.order = order;
+  op.compute = [this, x, y, size, order](const Batch*, int64_t t0, int64_t t1) {
+    kernels_->take_columns(buffers_[x.buffer].rows(x.column), buffers_[y.buffer].rows(0), t0, t1,
+                           size, order);
+  };
+  return y;
+}
+
+Ref Tape::linear(const std::vector<std::shared_ptr<const PackedMatrix>>& weights, Ref x,
+                 const float* bias) {
+  const Symbol symbol = buffers_[x.buffer].symbol;
+  int64_t outputs = 0;
+  for (const auto& weight : weights) outputs += weight->outputs;
+  const Ref y = new_buffer(symbol, outputs);
+  int64_t column = 0;
+  for (const auto& weight : weights) {
+    Ref from = x;
+    if (weight->order != nullptr) from = ordered(from, weight->inputs, weight->order);
+    if (is_integer(*weight)) from = {quantized(from, weight->inputs), 0};
+    Op& op = append("linear", symbol, {from.buffer}, y.buffer);
+    op.kind = Op::Kind::linear;
+    op.weight = weight;
+    op.x = from;
+    op.bias = bias == nullptr ? nullptr : bias + column;
+    op.y_column = column;
+    column += weight->outputs;
+  }
   return y;
 }
 
@@ -637,6 +665,7 @@ void Tape::fuse_residuals() {
       const int at = made_at[product.buffer];
       if (at < 0 || ops_[at].kind != Op::Kind::linear || ops_[at].residual.buffer >= 0) continue;
       if (uses[product.buffer] != 1 || made_at[other.buffer] > at) continue;
+      if (ops_[at].weight->outputs != buffers_[product.buffer].columns) continue;   // a part
       Op& linear = ops_[at];
       linear.residual = other;
       linear.reads.insert(linear.reads.begin(), other.buffer);
@@ -708,6 +737,7 @@ void Tape::plan_memory(const std::vector<std::pair<Ref, int64_t>>& outputs) {
       const Op& op = ops_[i];
       if (op.write < 0) continue;
       Buffer& target = buffers_[op.write];
+      if (target.slot >= 0) continue;   // another part of it was written before
       const int32_t source = op.reads[0];
       // A product reads all of its input's row for each output: only the residual may go.
       const bool overwrites = op.may_overwrite && buffers_[source].slot >= 0 &&
@@ -912,7 +942,7 @@ class Tape::Replay final : public Program {
       args.xq = {x.data, x.stride, weight.groups()};
     else
       args.x = x.rows(op.x.column);
-    args.y = tape_.buffers_[op.write].rows(0);
+    args.y = tape_.buffers_[op.write].rows(op.y_column);
     args.bias = op.bias;
     if (op.residual.buffer >= 0)
       args.residual = tape_.buffers_[op.residual.buffer].rows(op.residual.column);

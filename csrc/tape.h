@@ -74,7 +74,9 @@ class Tape {
   Ref input(Symbol symbol, int64_t columns);   // floats
   Ref int_input(Symbol symbol);                // int64, one column: token ids, positions, rows
   Ref embedding(std::shared_ptr<const PackedMatrix> table, Ref ids);
-  Ref linear(std::shared_ptr<const PackedMatrix> weight, Ref x, const float* bias);
+  // Several matrices stand one below another.
+  Ref linear(const std::vector<std::shared_ptr<const PackedMatrix>>& weights, Ref x,
+             const float* bias);
   Ref rms_norm(Ref x, int64_t heads, int64_t size, const float* weight, float eps);
   Ref layer_norm(Ref x, int64_t heads, int64_t size, const float* weight, const float* bias,
                  int64_t head_stride, float eps);
@@ -124,6 +126,7 @@ class Tape {
   class Replay;
 
   Ref new_buffer(Symbol symbol, int64_t columns);
+  Ref ordered(Ref x, int64_t size, const int32_t* order);
   int32_t quantized(Ref x, int64_t size);
   using RowsFunction = std::function<void(Rows x, Rows y, int64_t t0, int64_t t1)>;
   using RowKernel = decltype(Kernels::silu);

@@ -1,6 +1,7 @@
-// Products of float rows with f32, bf16 and f16 panels.
+// Products of float rows with panels of floats, of f8e4m3 and of tables of floats.
 //
-// A tile of R rows by P panels stays in registers over the whole of k. Whatever the tile, an output
+// Where a group has scales, a weight is first made the float32 number scale * value, so that the
+// product is that of the dequantized matrix. A tile of R rows by P panels stays in registers over the whole of k. Whatever the tile, an output
 // is one fused multiply-add after another in rising k, then bias, then residual: that makes a row's
 // bits independent of its batch.
 #include <utility>
@@ -23,6 +24,28 @@ struct F16 {
   using Value = uint16_t;
   static f32x16 load_lanes(const uint16_t* p) { return load_f16(p); }
 };
+
+// Input i of a group, before its scale. The scale is that of a 256th.
+struct F8E4M3 {
+  static constexpr WeightFormat kFormat{Values::f8e4m3, Scales::f32};
+  static constexpr float kUnit = 256;
+  static f32x16 load_lanes(const uint8_t* values, int64_t i) {
+    return load_f8_256th(values + i * kLanes);
+  }
+};
+template <Values values, const float (&numbers)[16]>
+struct Table {
+  static constexpr WeightFormat kFormat{values, Scales::f32};
+  static constexpr float kUnit = 1;
+  static f32x16 load_lanes(const uint8_t* values_of_group, int64_t i) {
+    return look_up(numbers, values_of_group + i / 8 * kLanes * 4, int(i % 4 * 8 + i % 8 / 4 * 4));
+  }
+};
+using NF4 = Table<Values::nf4, kNF4>;
+using FP4 = Table<Values::fp4, kFP4>;
+
+template <typename W>
+constexpr bool has_scales = requires { W::kFormat; };
 
 // The tallest tile fills the registers with sums, less what one k needs. One panel by itself is
 // read fastest (68 against 61 GB/s for four side by side), so it suits 1 and 2 rows; up to 6 rows
@@ -47,7 +70,12 @@ static_assert(panels_of_tile((kMaxRows + 1) / 2) == panels_of_tile(kMaxRows));
 // L2 cache; else waiting and computing would alternate: +10 to +50 % at 6 to 14 rows (bf16: 2 to
 // 14). A lower one keeps the memory busy by itself, and fetching ahead costs it up to 30 %.
 template <typename W, int R>
-constexpr bool kPrefetches = R >= (sizeof(typename W::Value) == 4 ? kPrefetchRows : 2);
+constexpr bool kPrefetches = [] {
+  if constexpr (has_scales<W>)
+    return R >= 2;
+  else
+    return R >= (sizeof(typename W::Value) == 4 ? kPrefetchRows : 2);
+}();
 
 // Bias and residual of outputs that `sums` holds as [rows][panels]. Inlined, it would make most of
 // the code of each tile.
@@ -80,22 +108,45 @@ void tile(const LinearArgs& args, int64_t t, int64_t p) {
 #pragma GCC unroll 4
     for (int i = 0; i < P; ++i) sums[r][i] = zero();
   }
-  for (int64_t k = 0; k < inputs; ++k) {
+  // load_panel(i): weights of input k of panel p + i.
+  const auto add_products = [&](int64_t k, auto load_panel) {
     f32x16 w[P];
 #pragma GCC unroll 4
-    for (int i = 0; i < P; ++i) {
-      const auto* panel = reinterpret_cast<const typename W::Value*>(panels + i * panel_stride);
-      const auto* lanes = panel + k * kLanes;
-      if constexpr (kPrefetches<W, R>)
-        __builtin_prefetch(reinterpret_cast<const uint8_t*>(lanes) + P * panel_stride, 0, 2);
-      w[i] = W::load_lanes(lanes);
-    }
+    for (int i = 0; i < P; ++i) w[i] = load_panel(i);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const f32x16 a = splat(x[r * x_stride + k]);
 #pragma GCC unroll 4
       for (int i = 0; i < P; ++i) sums[r][i] = fma(a, w[i], sums[r][i]);
     }
+  };
+  const auto prefetch = [&](const uint8_t* lanes) {
+    if constexpr (kPrefetches<W, R>) __builtin_prefetch(lanes + P * panel_stride, 0, 2);
+  };
+  if constexpr (has_scales<W>) {
+    for (int64_t g = 0; g * kGroup < inputs; ++g) {
+      const GroupOffsets at = group_offsets(W::kFormat, g);
+      for (int64_t line = 0; line < group_bytes(W::kFormat.values); line += kAlign)
+        for (int i = 0; i < P; ++i) prefetch(panels + i * panel_stride + at.values + line);
+      f32x16 scales[P];
+#pragma GCC unroll 4
+      for (int i = 0; i < P; ++i)
+        scales[i] = load(reinterpret_cast<const float*>(panels + i * panel_stride + at.scales)) *
+                    splat(W::kUnit);
+      const int64_t left = inputs - g * kGroup, count = left < kGroup ? left : kGroup;
+      for (int64_t k = 0; k < count; ++k)
+        add_products(g * kGroup + k, [&](int i) {
+          return W::load_lanes(panels + i * panel_stride + at.values, k) * scales[i];
+        });
+    }
+  } else {
+    for (int64_t k = 0; k < inputs; ++k)
+      add_products(k, [&](int i) {
+        const auto* panel = reinterpret_cast<const typename W::Value*>(panels + i * panel_stride);
+        const auto* lanes = panel + k * kLanes;
+        prefetch(reinterpret_cast<const uint8_t*>(lanes));
+        return W::load_lanes(lanes);
+      });
   }
   f32x16 done[R * P];  // a copy, since handing out the address of `sums` would put it into memory
 #pragma GCC unroll 16
@@ -137,11 +188,14 @@ void multiply(const Tiles& tiles, const LinearArgs& args, int64_t t0, int64_t t1
 
 void linear_float(const LinearArgs& args, int64_t t0, int64_t t1, int64_t p0, int64_t p1) {
   if (t0 >= t1) return;
-  switch (args.weight->format) {
-    case WeightFormat::f32: return multiply(kTiles<F32>, args, t0, t1, p0, p1);
-    case WeightFormat::bf16: return multiply(kTiles<BF16>, args, t0, t1, p0, p1);
-    case WeightFormat::f16: return multiply(kTiles<F16>, args, t0, t1, p0, p1);
-    default: return;  // q8 and q4 are linear_int's
+  switch (args.weight->format.values) {
+    case Values::f32: return multiply(kTiles<F32>, args, t0, t1, p0, p1);
+    case Values::bf16: return multiply(kTiles<BF16>, args, t0, t1, p0, p1);
+    case Values::f16: return multiply(kTiles<F16>, args, t0, t1, p0, p1);
+    case Values::f8e4m3: return multiply(kTiles<F8E4M3>, args, t0, t1, p0, p1);
+    case Values::nf4: return multiply(kTiles<NF4>, args, t0, t1, p0, p1);
+    case Values::fp4: return multiply(kTiles<FP4>, args, t0, t1, p0, p1);
+    default: return;  // linear_int's
   }
 }
 

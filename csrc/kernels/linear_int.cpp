@@ -1,16 +1,20 @@
-// linear_int: a q8 or q4 matrix times int8 activations. Per output and group of 32 values the
-// products are summed exactly in integers, then
+// linear_int: a matrix of an integer format times int8 activations. Per output and span of 32 or 16
+// inputs, which share a scale, the products are summed exactly in integers, then
 //
-//   y = fma(float(dot), scale_w * scale_x, y), then with a minimum y = fma(min_w, sum_x, y),
+//   y = fma(float(dot), scale_w * scale_x, y), then with an offset y = fma(min_w, sum_x, y),
 //
-// groups in rising order; bias and residual are added at the end, in this order. Every instruction
+// where min_w is the minimum or scale_w * offset, spans in rising order; bias and residual are added at the end, in this order. Every instruction
 // set and every tile height does the same float operations, so a row's bits depend on neither.
+#include <array>
+#include <iterator>
+#include <utility>
+
 #include "linear_int_panel.h"
 #include "simd.h"
 #include "table.h"
 
 // Each defines kTileRows, the largest height of a tile, kPrefetchRows and
-//   template <Weights kind, int rows>
+//   template <WeightFormat format, int rows>
 //   void multiply(const uint8_t* panel, QuantizedRows x, int64_t row, int64_t ahead,
 //                 f32x16 (&sum)[rows]);
 // which sets sum[r] to the products of row `row` + r with the panel's 16 outputs. If rows are at
@@ -28,11 +32,11 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-template <Weights kind, int rows>
+template <WeightFormat format, int rows>
 void tile(const LinearArgs& args, int64_t row, int64_t p, int64_t ahead) {
   const PackedMatrix& weight = *args.weight;
   f32x16 sum[rows];
-  multiply<kind, rows>(weight.data + p * weight.panel_stride, args.xq, row, ahead, sum);
+  multiply<format, rows>(weight.data + p * weight.panel_stride, args.xq, row, ahead, sum);
 
   const int64_t column = p * kLanes;
   const int64_t count = weight.outputs - column;
@@ -56,10 +60,10 @@ void tile(const LinearArgs& args, int64_t row, int64_t p, int64_t ahead) {
 
 using Tile = void (*)(const LinearArgs& args, int64_t row, int64_t p, int64_t ahead);
 
-template <Weights kind, int rows = kTileRows>
+template <WeightFormat format, int rows = kTileRows>
 Tile tile_of_height(int64_t height) {
-  if (height == rows) return tile<kind, rows>;
-  if constexpr (rows > 1) return tile_of_height<kind, rows - 1>(height);
+  if (height == rows) return tile<format, rows>;
+  if constexpr (rows > 1) return tile_of_height<format, rows - 1>(height);
   return nullptr;
 }
 
@@ -67,7 +71,7 @@ Tile tile_of_height(int64_t height) {
 // each used by all of the block's tiles.
 constexpr int64_t kBlockBytes = 256 << 10;
 
-template <Weights kind>
+template <WeightFormat format>
 void linear(const LinearArgs& args, int64_t t0, int64_t t1, int64_t p0, int64_t p1) {
   int64_t block = kBlockBytes / args.xq.stride / kTileRows * kTileRows;
   if (block < kTileRows) block = kTileRows;
@@ -76,8 +80,8 @@ void linear(const LinearArgs& args, int64_t t0, int64_t t1, int64_t p0, int64_t 
     const int64_t rows = first + block < t1 ? block : t1 - first;
     const int64_t tiles = ceil_div(rows, kTileRows);
     const int64_t height = rows / tiles, num_taller = rows % tiles;
-    const Tile tile = tile_of_height<kind>(height);
-    const Tile taller = num_taller > 0 ? tile_of_height<kind>(height + 1) : nullptr;
+    const Tile tile = tile_of_height<format>(height);
+    const Tile taller = num_taller > 0 ? tile_of_height<format>(height + 1) : nullptr;
     for (int64_t p = p0; p < p1; ++p) {
       int64_t row = first;
       for (int64_t i = 0; i < tiles; ++i) {
@@ -97,14 +101,17 @@ void linear(const LinearArgs& args, int64_t t0, int64_t t1, int64_t p0, int64_t 
   }
 }
 
+constexpr size_t kFormats = std::size(kIntegerFormats);
+using Linear = void (*)(const LinearArgs& args, int64_t t0, int64_t t1, int64_t p0, int64_t p1);
+template <size_t... i>
+constexpr std::array<Linear, kFormats> linears_of(std::index_sequence<i...>) {
+  return {linear<kIntegerFormats[i]>...};
+}
+
 void linear_int(const LinearArgs& args, int64_t t0, int64_t t1, int64_t p0, int64_t p1) {
-  if (args.weight->format == WeightFormat::q8) {
-    linear<Weights::q8>(args, t0, t1, p0, p1);
-  } else if (args.weight->has_min) {
-    linear<Weights::q4_min>(args, t0, t1, p0, p1);
-  } else {
-    linear<Weights::q4>(args, t0, t1, p0, p1);
-  }
+  static constexpr auto kLinears = linears_of(std::make_index_sequence<kFormats>());
+  for (size_t i = 0; i < kFormats; ++i)
+    if (args.weight->format == kIntegerFormats[i]) return kLinears[i](args, t0, t1, p0, p1);
 }
 
 }  // namespace

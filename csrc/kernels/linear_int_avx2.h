@@ -3,6 +3,7 @@
 // q8: values and activations as int16, in pairs (k, k + 2) and (k + 1, k + 3) that come out of the
 // bytes with one operation each: two vpmaddwd for 32 products. (The other exact way, vpsignb,
 // vpmaddubsw and vpmaddwd on bytes, has a peak 21 % lower on Zen 4.)
+// Tables become such bytes by one shuffle.
 // q4: vpmaddubsw of values 0..15 and int8; 8 of these fit into int16: 8 * 2 * 15 * 127 = 30480.
 #pragma once
 
@@ -39,10 +40,30 @@ inline void add_int16(__m256i& sum, __m256i x) {
   asm("" : "+x"(sum));
 }
 
-// The group's products in int32, from x.starts on.
-template <int rows>
-inline void multiply_group_q8(const uint8_t* values, const uint8_t* const (&x)[rows],
-                              int64_t starts, __m256i (&lo_sum)[rows], __m256i (&hi_sum)[rows]) {
+// The value of each code of e2m1 + 128, in both halves.
+inline __m256i value_table() {
+  return _mm256_add_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)kE2M1)),
+                         _mm256_set1_epi8(int8_t(-128)));
+}
+
+// Eight outputs' bytes of inputs 4 i .. 4 i + 3 of a group, unsigned; half: which eight.
+template <Values kind>
+inline __m256i load_inputs(const uint8_t* values, int i, int half) {
+  if constexpr (kind == Values::q8) {
+    return load_bytes(values + 64 * i + 32 * half);
+  } else {
+    const __m256i pairs = load_bytes(values + 64 * (i / 2) + 32 * half);
+    const __m256i low_bits = _mm256_set1_epi8(15);
+    const __m256i codes =
+        _mm256_and_si256(i % 2 == 0 ? pairs : _mm256_srli_epi16(pairs, 4), low_bits);
+    return kind == Values::q4 ? codes : _mm256_shuffle_epi8(value_table(), codes);
+  }
+}
+
+// Adds the products of inputs 4 i .. 4 i + 3, i in [begin, begin + count), in int32.
+template <Values kind, int rows, int begin, int count>
+inline void add_products_of_8_bits(const uint8_t* values, const uint8_t* const (&x)[rows],
+                                   __m256i (&lo_sum)[rows], __m256i (&hi_sum)[rows]) {
   alignas(32) int16_t pairs[2][rows][kGroup / 2];  // of even and of odd activations
 #pragma GCC unroll 4
   for (int r = 0; r < rows; ++r) {
@@ -52,50 +73,41 @@ inline void multiply_group_q8(const uint8_t* values, const uint8_t* const (&x)[r
     _mm256_store_si256((__m256i*)pairs[1][r], _mm256_srai_epi16(bytes, 8));
   }
   asm("" : "+m"(pairs));  // a broadcast from memory is a load only, from a register two shuffles
-#pragma GCC unroll 4
-  for (int r = 0; r < rows; ++r) lo_sum[r] = hi_sum[r] = broadcast(x[r] + starts);
 #pragma GCC unroll 8
-  for (int j = 0; j < 8; ++j) {
+  for (int i = begin; i < begin + count; ++i) {
     const auto add_products = [&](__m256i lo, __m256i hi, int odd) {
 #pragma GCC unroll 4
       for (int r = 0; r < rows; ++r) {
-        const __m256i a = broadcast(pairs[odd][r] + 2 * j);
+        const __m256i a = broadcast(pairs[odd][r] + 2 * i);
         add_int32(lo_sum[r], _mm256_madd_epi16(lo, a));
         add_int32(hi_sum[r], _mm256_madd_epi16(hi, a));
       }
     };
-    const __m256i lo = load_bytes(values + 64 * j), hi = load_bytes(values + 64 * j + 32);
+    const __m256i lo = load_inputs<kind>(values, i, 0), hi = load_inputs<kind>(values, i, 1);
     const __m256i low_byte = _mm256_set1_epi16(0xff);
     add_products(_mm256_and_si256(lo, low_byte), _mm256_and_si256(hi, low_byte), 0);
     add_products(_mm256_srli_epi16(lo, 8), _mm256_srli_epi16(hi, 8), 1);
   }
 }
 
-// The group's products in int16, even and odd bytes of a word apart.
-template <int rows>
-inline void multiply_group_q4(const uint8_t* values, const uint8_t* const (&x)[rows],
-                              __m256i (&lo_sum)[rows], __m256i (&hi_sum)[rows]) {
+// The same in int16, even and odd bytes of a word apart.
+template <int rows, int begin, int count>
+inline void add_products_of_4_bits(const uint8_t* values, const uint8_t* const (&x)[rows],
+                                   __m256i (&lo_sum)[rows], __m256i (&hi_sum)[rows]) {
+#pragma GCC unroll 8
+  for (int i = begin; i < begin + count; ++i) {
+    const __m256i lo = load_inputs<Values::q4>(values, i, 0);
+    const __m256i hi = load_inputs<Values::q4>(values, i, 1);
 #pragma GCC unroll 4
-  for (int r = 0; r < rows; ++r) lo_sum[r] = hi_sum[r] = _mm256_setzero_si256();
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    const auto add_products = [&](__m256i lo, __m256i hi, int k) {
-#pragma GCC unroll 4
-      for (int r = 0; r < rows; ++r) {
-        const __m256i a = broadcast(x[r] + k);
-        add_int16(lo_sum[r], _mm256_maddubs_epi16(lo, a));
-        add_int16(hi_sum[r], _mm256_maddubs_epi16(hi, a));
-      }
-    };
-    const __m256i lo = load_bytes(values + 64 * j), hi = load_bytes(values + 64 * j + 32);
-    const __m256i low_bits = _mm256_set1_epi8(15);
-    add_products(_mm256_and_si256(lo, low_bits), _mm256_and_si256(hi, low_bits), 8 * j);
-    add_products(_mm256_and_si256(_mm256_srli_epi16(lo, 4), low_bits),
-                 _mm256_and_si256(_mm256_srli_epi16(hi, 4), low_bits), 8 * j + 4);
+    for (int r = 0; r < rows; ++r) {
+      const __m256i a = broadcast(x[r] + 4 * i);
+      add_int16(lo_sum[r], _mm256_maddubs_epi16(lo, a));
+      add_int16(hi_sum[r], _mm256_maddubs_epi16(hi, a));
+    }
   }
 }
 
-template <Weights kind, int rows>
+template <WeightFormat format, int rows>
 inline void multiply(const uint8_t* panel, QuantizedRows x, int64_t row, int64_t ahead,
                      f32x16 (&sum)[rows]) {
   const uint8_t* values[rows];
@@ -104,42 +116,66 @@ inline void multiply(const uint8_t* panel, QuantizedRows x, int64_t row, int64_t
   // Where the group's numbers lie, from its values on.
   int64_t scales = x.groups * kGroup;
   int64_t starts = scales + x.groups * 4, sums = scales + x.groups * 8;
+  int64_t halves = scales + x.groups * 12;
+  // -128 times the sum of the activations that span s is multiplied with.
+  const auto start_of = [&](int r, int s) {
+    const auto half = [&] { return broadcast(values[r] + halves); };
+    if (spans(format) == 1) return broadcast(values[r] + starts);
+    return s == 0 ? half() : _mm256_sub_epi32(broadcast(values[r] + starts), half());
+  };
 
 #pragma GCC unroll 4
   for (int r = 0; r < rows; ++r) sum[r] = zero();
-  PanelReader<kind> weights(panel);
+  PanelReader<format> weights(panel);
   for (int64_t g = 0; g < x.groups; ++g, weights.next()) {
-    asm("" : "+m"(sum));
     if constexpr (rows >= kPrefetchRows) weights.prefetch(ahead);
-    __m256i lo_sum[rows], hi_sum[rows];
-    if constexpr (kind == Weights::q8) {
-      multiply_group_q8<rows>(weights.values(), values, starts, lo_sum, hi_sum);
-    } else {
-      multiply_group_q4<rows>(weights.values(), values, lo_sum, hi_sum);
-    }
-    const f32x16 scale = load_f16(weights.scales());
-    const f32x16 min = has_min(kind) ? load_f16(weights.mins()) : zero();
+    for_each_span<format>([&](auto span) {
+      constexpr int s = decltype(span)::value, kSteps = 8 / spans(format);
+      asm("" : "+m"(sum));
+      __m256i lo_sum[rows], hi_sum[rows];
+      if constexpr (format.values == Values::q4) {
 #pragma GCC unroll 4
-    for (int r = 0; r < rows; ++r) {
-      if (kind != Weights::q8) {
-        const __m256i ones = _mm256_set1_epi16(1);
-        lo_sum[r] = _mm256_madd_epi16(lo_sum[r], ones);
-        hi_sum[r] = _mm256_madd_epi16(hi_sum[r], ones);
+        for (int r = 0; r < rows; ++r) lo_sum[r] = hi_sum[r] = _mm256_setzero_si256();
+        add_products_of_4_bits<rows, kSteps * s, kSteps>(weights.values(), values, lo_sum, hi_sum);
+      } else {
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; ++r)
+          lo_sum[r] = hi_sum[r] = has_offset(format) ? _mm256_setzero_si256() : start_of(r, s);
+        add_products_of_8_bits<format.values, rows, kSteps * s, kSteps>(weights.values(), values,
+                                                                        lo_sum, hi_sum);
       }
-      if (kind == Weights::q4) {
-        const __m256i start = _mm256_srai_epi32(broadcast(values[r] + starts), 4);
-        lo_sum[r] = _mm256_add_epi32(lo_sum[r], start);
-        hi_sum[r] = _mm256_add_epi32(hi_sum[r], start);
+      const f32x16 scale = weights.scale(s), offset = weights.offset(s, scale);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) {
+        if (format.values == Values::q4) {
+          const __m256i ones = _mm256_set1_epi16(1);
+          lo_sum[r] = _mm256_madd_epi16(lo_sum[r], ones);
+          hi_sum[r] = _mm256_madd_epi16(hi_sum[r], ones);
+          if (!has_offset(format)) {
+            const __m256i start = _mm256_srai_epi32(start_of(r, s), 4);
+            lo_sum[r] = _mm256_add_epi32(lo_sum[r], start);
+            hi_sum[r] = _mm256_add_epi32(hi_sum[r], start);
+          }
+        }
+        const f32x16 product{_mm256_cvtepi32_ps(lo_sum[r]), _mm256_cvtepi32_ps(hi_sum[r])};
+        const f32x16 scale_x = broadcast_float(values[r] + scales);
+        f32x16 y = fma(product, scale * scale_x, sum[r]);
+        if (has_offset(format)) {
+          const auto half_sum = [&] {
+            const __m256 start = _mm256_cvtepi32_ps(start_of(r, s));
+            return f32x16{start, start} * splat(-0x1p-7f) * scale_x;
+          };
+          y = fma(offset, spans(format) == 1 ? broadcast_float(values[r] + sums) : half_sum(), y);
+        }
+        sum[r] = y;
       }
-      const f32x16 product{_mm256_cvtepi32_ps(lo_sum[r]), _mm256_cvtepi32_ps(hi_sum[r])};
-      f32x16 y = fma(product, scale * broadcast_float(values[r] + scales), sum[r]);
-      if (has_min(kind)) y = fma(min, broadcast_float(values[r] + sums), y);
-      sum[r] = y;
-      values[r] += kGroup;
-    }
+    });
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) values[r] += kGroup;
     scales += 4 - kGroup;
     starts += 4 - kGroup;
     sums += 4 - kGroup;
+    halves += 4 - kGroup;
   }
 }
 

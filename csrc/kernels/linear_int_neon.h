@@ -15,22 +15,26 @@ constexpr int kTileRows = 6;
 constexpr int kPrefetchRows = 2;
 
 // Inputs 4 i .. 4 i + 3 of the outputs of one quarter of a panel, from the values of a group.
-template <Weights kind>
+// What has 8 bits is taken as value - 128.
+template <WeightFormat format>
 inline int8x16_t load_inputs(const uint8_t* values, int i, int quarter) {
-  if (kind == Weights::q8) {
+  if constexpr (format.values == Values::q8) {
     return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(values + 64 * i + 16 * quarter), vdupq_n_u8(128)));
+  } else {
+    const uint8x16_t pairs = vld1q_u8(values + 64 * (i / 2) + 16 * quarter);
+    const uint8x16_t codes = i % 2 == 0 ? vandq_u8(pairs, vdupq_n_u8(15)) : vshrq_n_u8(pairs, 4);
+    if constexpr (format.values == Values::q4) return vreinterpretq_s8_u8(codes);
+    return vqtbl1q_s8(vld1q_s8(kE2M1), codes);
   }
-  const uint8x16_t pairs = vld1q_u8(values + 64 * (i / 2) + 16 * quarter);
-  return vreinterpretq_s8_u8(i % 2 == 0 ? vandq_u8(pairs, vdupq_n_u8(15)) : vshrq_n_u8(pairs, 4));
 }
 
 // The products of inputs 4 i .. 4 i + 3, which lie in lane i % 4 of x.
-template <Weights kind, int i, int rows>
+template <WeightFormat format, int i, int rows>
 inline void add_products(const uint8_t* values, const int8x16_t (&x)[rows],
                          int32x4_t (&dot)[rows][4]) {
 #pragma GCC unroll 4
   for (int quarter = 0; quarter < 4; ++quarter) {
-    const int8x16_t w = load_inputs<kind>(values, i, quarter);
+    const int8x16_t w = load_inputs<format>(values, i, quarter);
 #pragma GCC unroll 6
     for (int r = 0; r < rows; ++r) {
       dot[r][quarter] = vdotq_laneq_s32(dot[r][quarter], w, x[r], i % 4);
@@ -38,7 +42,7 @@ inline void add_products(const uint8_t* values, const int8x16_t (&x)[rows],
   }
 }
 
-template <Weights kind, int rows>
+template <WeightFormat format, int rows>
 inline void multiply(const uint8_t* panel, QuantizedRows x, int64_t row, int64_t ahead,
                      f32x16 (&sum)[rows]) {
   const uint8_t* at[rows];
@@ -47,48 +51,71 @@ inline void multiply(const uint8_t* panel, QuantizedRows x, int64_t row, int64_t
   // Where the group's numbers lie, from its values on.
   int64_t scales = x.groups * kGroup;
   int64_t starts = scales + x.groups * 4, sums = scales + x.groups * 8;
+  int64_t halves = scales + x.groups * 12;
+  // -128 times the sum of the activations that span s is multiplied with.
+  const auto start_of = [&](int r, int s) {
+    const auto half = [&] { return load_as<int32_t>(at[r] + halves); };
+    if (spans(format) == 1) return load_as<int32_t>(at[r] + starts);
+    return s == 0 ? half() : load_as<int32_t>(at[r] + starts) - half();
+  };
 
 #pragma GCC unroll 6
   for (int r = 0; r < rows; ++r) sum[r] = zero();
-  PanelReader<kind> weights(panel);
+  PanelReader<format> weights(panel);
   for (int64_t g = 0; g < x.groups; ++g, weights.next()) {
-    asm("" : "+m"(sum));
     if constexpr (rows >= kPrefetchRows) weights.prefetch(ahead);
-    int32x4_t dot[rows][4];
+    for_each_span<format>([&](auto span) {
+      constexpr int s = decltype(span)::value;
+      asm("" : "+m"(sum));
+      int32x4_t dot[rows][4];
 #pragma GCC unroll 6
-    for (int r = 0; r < rows; ++r) {
-      // Of q4 without a minimum: -8 * sum(values).
-      const int32_t start = kind == Weights::q4 ? load_as<int32_t>(at[r] + starts) >> 4 : 0;
-      dot[r][0] = dot[r][1] = dot[r][2] = dot[r][3] = vdupq_n_s32(start);
-    }
-    int8x16_t values[rows];
+      for (int r = 0; r < rows; ++r) {
+        int32_t start = 0;
+        if (format.values == Values::q4 && !has_offset(format)) start = start_of(r, s) >> 4;
+        if (format.values == Values::q8 && has_offset(format)) start = -start_of(r, s);
+        dot[r][0] = dot[r][1] = dot[r][2] = dot[r][3] = vdupq_n_s32(start);
+      }
+      int8x16_t values[rows];
+      const auto load_values = [&](int half) {
 #pragma GCC unroll 6
-    for (int r = 0; r < rows; ++r) values[r] = load_as<int8x16_t>(at[r]);
-    add_products<kind, 0>(weights.values(), values, dot);
-    add_products<kind, 1>(weights.values(), values, dot);
-    add_products<kind, 2>(weights.values(), values, dot);
-    add_products<kind, 3>(weights.values(), values, dot);
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; ++r) values[r] = load_as<int8x16_t>(at[r] + 16);
-    add_products<kind, 4>(weights.values(), values, dot);
-    add_products<kind, 5>(weights.values(), values, dot);
-    add_products<kind, 6>(weights.values(), values, dot);
-    add_products<kind, 7>(weights.values(), values, dot);
+        for (int r = 0; r < rows; ++r) values[r] = load_as<int8x16_t>(at[r] + 16 * half);
+      };
+      if constexpr (s == 0) {
+        load_values(0);
+        add_products<format, 0>(weights.values(), values, dot);
+        add_products<format, 1>(weights.values(), values, dot);
+        add_products<format, 2>(weights.values(), values, dot);
+        add_products<format, 3>(weights.values(), values, dot);
+      }
+      if constexpr (s == 1 || spans(format) == 1) {
+        load_values(1);
+        add_products<format, 4>(weights.values(), values, dot);
+        add_products<format, 5>(weights.values(), values, dot);
+        add_products<format, 6>(weights.values(), values, dot);
+        add_products<format, 7>(weights.values(), values, dot);
+      }
 
-    const f32x16 scale = load_f16(weights.scales());
-    const f32x16 min = has_min(kind) ? load_f16(weights.mins()) : zero();
+      const f32x16 scale = weights.scale(s), offset = weights.offset(s, scale);
 #pragma GCC unroll 6
-    for (int r = 0; r < rows; ++r) {
-      const f32x16 product{f32x4(vcvtq_f32_s32(dot[r][0])), f32x4(vcvtq_f32_s32(dot[r][1])),
-                           f32x4(vcvtq_f32_s32(dot[r][2])), f32x4(vcvtq_f32_s32(dot[r][3]))};
-      f32x16 y = fma(product, scale * splat(load_as<float>(at[r] + scales)), sum[r]);
-      if (has_min(kind)) y = fma(min, splat(load_as<float>(at[r] + sums)), y);
-      sum[r] = y;
-      at[r] += kGroup;
-    }
+      for (int r = 0; r < rows; ++r) {
+        const f32x16 product{f32x4(vcvtq_f32_s32(dot[r][0])), f32x4(vcvtq_f32_s32(dot[r][1])),
+                             f32x4(vcvtq_f32_s32(dot[r][2])), f32x4(vcvtq_f32_s32(dot[r][3]))};
+        const float scale_x = load_as<float>(at[r] + scales);
+        f32x16 y = fma(product, scale * splat(scale_x), sum[r]);
+        if (has_offset(format)) {
+          const float sum_x = spans(format) == 1 ? load_as<float>(at[r] + sums)
+                                                 : float(start_of(r, s)) * -0x1p-7f * scale_x;
+          y = fma(offset, splat(sum_x), y);
+        }
+        sum[r] = y;
+      }
+    });
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; ++r) at[r] += kGroup;
     scales += 4 - kGroup;
     starts += 4 - kGroup;
     sums += 4 - kGroup;
+    halves += 4 - kGroup;
   }
 }
 

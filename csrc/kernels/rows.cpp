@@ -162,6 +162,11 @@ void softcap(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size, float cap) {
   for (int64_t t = t0; t < t1; ++t) map(size, y.row(t), f, x.row(t));
 }
 
+void take_columns(Rows x, Rows y, int64_t t0, int64_t t1, int64_t size, const int32_t* order) {
+  for (int64_t t = t0; t < t1; ++t)
+    for (int64_t c = 0; c < size; ++c) y.row(t)[c] = x.row(t)[order[c]];
+}
+
 // A row's quantization in four steps. Largest values and sums wait in `sums`, so that scales are
 // computed for sixteen groups at once: one division each instead of sixteen (1.6 times as fast as
 // group by group).
@@ -174,7 +179,8 @@ class RowQuantizer {
         values_(y.values(t)),
         scales_(y.scales(t)),
         starts_(y.starts(t)),
-        sums_(y.sums(t)) {}
+        sums_(y.sums(t)),
+        halves_(reinterpret_cast<float*>(y.halves(t))) {}
 
   void find_largest() const {
     for (int64_t g = 0; g < groups_; ++g)
@@ -199,7 +205,8 @@ class RowQuantizer {
       const f32x16 a = round(load_half(g, 0) * inverse), b = round(load_half(g, 1) * inverse);
       store_i8(values_ + g * kGroup, a);
       store_i8(values_ + g * kGroup + 16, b);
-      sums_[g] = sum_lanes(a + b);  // exact
+      halves_[g] = sum_lanes(a);
+      sums_[g] = halves_[g] + sum_lanes(b);  // exact
     }
   }
 
@@ -207,7 +214,11 @@ class RowQuantizer {
     for (int64_t g = 0; g < groups_; g += 16) {
       const int64_t left = groups_ - g;
       const f32x16 sum = load_rest(sums_ + g, left), scale = load_rest(scales_ + g, left);
-      store_i32_first(starts_ + g, sum * splat(-128.0f), left < 16 ? int(left) : 16);
+      const auto store_times_128 = [left](int32_t* to, f32x16 x) {
+        store_i32_first(to, x * splat(-128.0f), left < 16 ? int(left) : 16);
+      };
+      store_times_128(starts_ + g, sum);
+      store_times_128(reinterpret_cast<int32_t*>(halves_) + g, load_rest(halves_ + g, left));
       store_rest(sums_ + g, sum * scale, left);
       // The sum is NaN if the group had a NaN, which `max` may have overlooked, or an infinity,
       // which became infinity * 0; the scale must be, too.
@@ -228,6 +239,7 @@ class RowQuantizer {
   float* scales_;
   int32_t* starts_;
   float* sums_;
+  float* halves_;   // integers in the end
 };
 
 // Each step is done for a few rows before the next: a vector that is loaded where single floats
@@ -254,6 +266,55 @@ inline float bf16_to_float(uint16_t x) {
   return y;
 }
 
+// Input k's group of one output: its values, and its scale and minimum.
+struct Span {
+  const uint8_t* values;
+  float scale, min;
+};
+Span span_of(const WeightFormat& format, const uint8_t* panel, int64_t k, int64_t lane) {
+  const GroupOffsets at = group_offsets(format, k / kGroup);
+  const int64_t number = k % kGroup / format.span * kLanes + lane;
+  const auto read = [&](int64_t scales, int64_t factors) {
+    const auto* words = reinterpret_cast<const uint16_t*>(panel + scales);
+    switch (format.scales) {
+      case Scales::f16: return half_to_float(words[number]);
+      case Scales::bf16: return bf16_to_float(words[number]);
+      case Scales::f32: return reinterpret_cast<const float*>(panel + scales)[number];
+      case Scales::k8: break;
+    }
+    const auto* halves = reinterpret_cast<const uint16_t*>(panel + factors);
+    return float(reinterpret_cast<const int8_t*>(panel + scales)[number]) *
+           half_to_float(halves[lane]);
+  };
+  const float scale = read(at.scales, at.factors);
+  if (format.offset == Offset::none) return {panel + at.values, scale, 0.0f};
+  const float offset = read(at.offsets, at.factors + 2 * kLanes);
+  return {panel + at.values, scale, format.offset == Offset::zero ? scale * offset : offset};
+}
+
+// Value i of a group, of what its scale is multiplied with.
+float value_of(const WeightFormat& format, const uint8_t* values, int64_t i, int64_t lane) {
+  const bool is_plain = format.offset == Offset::none;
+  const auto code = [&] {
+    const uint8_t pair = values[i / 8 * 64 + 4 * lane + i % 4];
+    return i % 8 < 4 ? pair & 15 : pair >> 4;
+  };
+  switch (format.values) {
+    case Values::q8: return float(values[i / 4 * 64 + 4 * lane + i % 4] - (is_plain ? 128 : 0));
+    case Values::q4: return float(code() - (is_plain ? 8 : 0));
+    case Values::e2m1: return float(kE2M1[code()]);
+    case Values::nf4: return kNF4[code()];
+    case Values::fp4: return kFP4[code()];
+    case Values::f8e4m3: {
+      alignas(16) uint8_t bytes[kLanes] = {values[i * kLanes + lane]};
+      float floats[kLanes];
+      store(floats, load_f8_256th(bytes));
+      return floats[0] * 256;
+    }
+    default: return 0;   // floats
+  }
+}
+
 // One output's row of a panel. A token touches a cache line for each one to eight values, but only
 // once a step.
 void unpack_row(const PackedMatrix& matrix, int64_t output, float* y) {
@@ -262,43 +323,17 @@ void unpack_row(const PackedMatrix& matrix, int64_t output, float* y) {
   const auto unpack = [&](const auto* values, auto to_float) {
     for (int64_t k = 0; k < inputs; ++k) y[k] = to_float(values[k * kLanes + lane]);
   };
-  // Group g: its values, of which lane `lane` has four bytes in 64, and its scale and minimum.
-  const auto group_of = [&](int64_t g) {
-    const GroupOffsets at = group_offsets(matrix.format, matrix.has_min, g);
-    const auto half = [&](int64_t offset) {
-      return half_to_float(reinterpret_cast<const uint16_t*>(panel + offset)[lane]);
-    };
-    struct Group {
-      const uint8_t* values;
-      float scale, min;
-    };
-    return Group{panel + at.values + 4 * lane, half(at.scales),
-                 matrix.has_min ? half(at.mins) : 0.0f};
-  };
-  switch (matrix.format) {
-    case WeightFormat::f32:
+  switch (matrix.format.values) {
+    case Values::f32:
       unpack(reinterpret_cast<const float*>(panel), [](float x) { return x; });
-      break;
-    case WeightFormat::bf16: unpack(reinterpret_cast<const uint16_t*>(panel), bf16_to_float); break;
-    case WeightFormat::f16: unpack(reinterpret_cast<const uint16_t*>(panel), half_to_float); break;
-    case WeightFormat::q8: {
-      for (int64_t k = 0; k < inputs; ++k) {
-        const auto group = group_of(k / kGroup);
-        const int value = group.values[k % kGroup / 4 * 64 + k % 4] - 128;
-        y[k] = group.scale * float(value);
-      }
-      break;
-    }
-    case WeightFormat::q4: {
-      for (int64_t k = 0; k < inputs; ++k) {
-        const auto group = group_of(k / kGroup);
-        const uint8_t pair = group.values[k % kGroup / 8 * 64 + k % 4];
-        const int value = k % 8 < 4 ? pair & 15 : pair >> 4;
-        y[k] = matrix.has_min ? group.scale * float(value) + group.min
-                              : group.scale * float(value - 8);
-      }
-      break;
-    }
+      return;
+    case Values::bf16: unpack(reinterpret_cast<const uint16_t*>(panel), bf16_to_float); return;
+    case Values::f16: unpack(reinterpret_cast<const uint16_t*>(panel), half_to_float); return;
+    default: break;
+  }
+  for (int64_t k = 0; k < inputs; ++k) {
+    const Span span = span_of(matrix.format, panel, k, lane);
+    y[k] = span.scale * value_of(matrix.format, span.values, k % kGroup, lane) + span.min;
   }
 }
 
@@ -322,6 +357,7 @@ void install_rows(Kernels& table) {
   table.scale = scale;
   table.clamp = clamp;
   table.softcap = softcap;
+  table.take_columns = take_columns;
   table.quantize = quantize;
   table.embedding = embedding;
 }

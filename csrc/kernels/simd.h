@@ -115,6 +115,11 @@ inline f32x16 load_f8_256th(const uint8_t* p) {
   const __mmask16 is_nan = _mm_cmpeq_epi8_mask(bytes, _mm_set1_epi8(0x7f));
   return {_mm512_cvtph_ps(_mm256_mask_mov_epi16(half, is_nan, _mm256_set1_epi16(0x7e00)))};
 }
+// table[code] of sixteen words' codes in bits shift .. shift + 3.
+inline f32x16 look_up(const float (&table)[16], const uint8_t* words, int shift) {
+  const __m512i codes = _mm512_srli_epi32(_mm512_loadu_si512(words), unsigned(shift));
+  return {_mm512_permutexvar_ps(codes, _mm512_loadu_ps(table))};  // by the lowest four bits
+}
 // a * 2^n for integral n in -126..127; not specified for others, but a NaN stays one.
 inline f32x16 times_power_of_2(f32x16 a, f32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // a, but 0 in lanes where x < limit.
@@ -248,6 +253,16 @@ inline f32x16 load_f8_256th(const uint8_t* p) {
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)),
           _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
 }
+inline f32x16 look_up(const float (&table)[16], const uint8_t* words, int shift) {
+  const auto half = [&](const uint8_t* p) {
+    const __m256i codes =
+        _mm256_srl_epi32(_mm256_loadu_si256((const __m256i*)p), _mm_cvtsi32_si128(shift));
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), codes);  // by three bits
+    const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), codes);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
+  };
+  return {half(words), half(words + 32)};
+}
 inline f32x16 times_power_of_2(f32x16 a, f32x16 n) {
   const auto half = [](__m256 x, __m256 y) {
     const __m256i i = _mm256_add_epi32(_mm256_cvtps_epi32(y), _mm256_set1_epi32(127));
@@ -323,10 +338,10 @@ template <typename F, typename... A>
 inline f32x16 each(F f, A... x) {
   return {f(x.a...), f(x.b...), f(x.c...), f(x.d...)};
 }
-// f of the four words at p, p + 4, ...
+// f of what lies at p, p + step, ...
 template <typename F, typename T>
-inline f32x16 each_at(F f, const T* p) {
-  return {f(p), f(p + 4), f(p + 8), f(p + 12)};
+inline f32x16 each_at(F f, const T* p, int step = 4) {
+  return {f(p), f(p + step), f(p + 2 * step), f(p + 3 * step)};
 }
 
 inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
@@ -394,7 +409,27 @@ inline f32x16 load_f8_256th(const uint8_t* p) {
   return {widen_f16(vget_low_u16(lo)), widen_f16(vget_high_u16(lo)), widen_f16(vget_low_u16(hi)),
           widen_f16(vget_high_u16(hi))};
 }
+inline f32x16 look_up(const float (&table)[16], const uint8_t* words, int shift) {
+  const uint8x16x4_t bytes = vld1q_u8_x4(reinterpret_cast<const uint8_t*>(table));
+  return each_at(
+      [&](const uint8_t* p) {
+        const uint32x4_t word = vreinterpretq_u32_u8(vld1q_u8(p));
+        const uint32x4_t code = vandq_u32(vshlq_u32(word, vdupq_n_s32(-shift)), vdupq_n_u32(15));
+        // Where the bytes of the code's number lie.
+        const uint32x4_t index = vmlaq_n_u32(vdupq_n_u32(0x03020100), code, 0x04040404);
+        return f32x4(vreinterpretq_f32_u8(vqtbl4q_u8(bytes, vreinterpretq_u8_u32(index))));
+      },
+      words, 16);
+}
 #else
+inline f32x16 look_up(const float (&table)[16], const uint8_t* words, int shift) {
+  return each_at(
+      [&](const uint8_t* p) {
+        const u32x4 codes = load_as<u32x4>(p) >> uint32_t(shift) & 15;
+        return f32x4{table[codes[0]], table[codes[1]], table[codes[2]], table[codes[3]]};
+      },
+      words, 16);
+}
 inline f32x16 round(f32x16 a) {
   return each(
       [](f32x4 x) {

@@ -15,10 +15,10 @@ from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.ops.backend import Backend
 from octavo.ops.batch import KVLayer
 from octavo.ops.native.ops import ISAS
-from octavo.ops.native.weights import PackedWeight, pack_rows
+from octavo.ops.native.weights import pack_rows
 from support.backends import KERNELS, backend_of, native_backend, torch_backend
 from support.forward import fill, fill_latents, host_batch
-from support.op_bench import KV_DTYPES, LATENT_KV_DTYPES, WEIGHT_FORMATS
+from support.op_bench import KV_DTYPES, LATENT_KV_DTYPES, WEIGHT_FORMATS, packed_in
 
 NUM_ROWS = 600
 SIZES = (1, 2, 3, 5, 7, 14, 16, 33, 64, 129)
@@ -73,8 +73,7 @@ def test_linear_with_packed_weights(
 
 
 def packed(weight_format: str, outputs: int, inputs: int) -> Any:
-    weight: PackedWeight = pack_rows(normal(outputs, inputs), WEIGHT_FORMATS[weight_format])
-    return weight
+    return packed_in(weight_format, normal(outputs, inputs))
 
 
 @pytest.mark.parametrize("size", [33, 576])
@@ -376,7 +375,7 @@ def test_a_library_that_flushes_subnormals_changes_nothing() -> None:
     torch_backend()
     backend = native_backend("portable")
     halves = np.arange(1024, dtype=np.uint16).view(np.float16).reshape(-1, 16)  # all subnormal
-    weight: Any = pack_rows(halves.astype(np.float32), WEIGHT_FORMATS["f16"])
+    weight: Any = pack_rows(halves.astype(np.float32), WEIGHT_FORMATS["float16"])
     for flush in (True, False):
         torch.set_flush_denormal(flush)
         product = backend.to_host(ops.linear(backend.from_host(np.eye(16)), weight))

@@ -14,20 +14,35 @@ from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.ops import latent_attention, paged_attention
 from octavo.ops.backend import Backend
 from octavo.ops.batch import KVLayer
-from octavo.ops.native.weights import Format, pack_rows
+from octavo.ops.native import _native
+from octavo.ops.native.weight_formats import Format, format_of_numbers
+from octavo.ops.native.weights import PackedWeight, pack_rows
 from support.forward import fill, fill_latents, host_batch
-from support.panels import unpack
+from support.panels import random_weight, unpack
 
 KV_DTYPES = ("float32", "bfloat16", "int8", "fp8", "int4", "int8,int4")
 LATENT_KV_DTYPES = ("float32", "bfloat16", "int8", "fp8")
+QUANTIZING = (
+    Format("f32"),
+    Format("bf16"),
+    Format("f16"),
+    Format("q8"),
+    Format("q4"),
+    Format("q4", "min"),
+    Format("f8", None, "f32"),
+)
+"""What floats can be packed into; of the others checkpoints come with codes."""
 WEIGHT_FORMATS = {
-    "f32": Format("f32"),
-    "bf16": Format("bf16"),
-    "f16": Format("f16"),
-    "q8": Format("q8"),
-    "q4": Format("q4"),
-    "q4 with minimum": Format("q4", has_min=True),
+    str(format): format for format in map(format_of_numbers, _native.weight_formats())
 }
+
+
+def packed_in(name: str, values: np.ndarray) -> PackedWeight:
+    """These values in a format of WEIGHT_FORMATS, or random ones of their shape."""
+    format = WEIGHT_FORMATS[name]
+    return (
+        pack_rows(values, format) if format in QUANTIZING else random_weight(format, *values.shape)
+    )
 
 
 @dataclass
@@ -54,16 +69,20 @@ class Bench:
         return self.backend.from_host(array.copy())
 
     def matrix(self, values: np.ndarray) -> tuple[Any, np.ndarray]:
-        """A weight, and the values that its format made of these."""
+        """A weight, and its values: what its format made of these, or others of about the size."""
         if self.weight_format is None:
             return self.put(values), values
-        packed = pack_rows(values, WEIGHT_FORMATS[self.weight_format])
+        packed = packed_in(self.weight_format, values)
         return packed, unpack(packed)
 
     def activations(self, x: np.ndarray) -> np.ndarray:
         """What products with this format of weights make of theirs, float64."""
-        is_integer = (self.weight_format or "").startswith("q")
-        return in_8_bits(x) if is_integer else x.astype(np.float64)
+        return in_8_bits(x) if self.is_integer else x.astype(np.float64)
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether products with these weights quantize their activations."""
+        return self.weight_format is not None and WEIGHT_FORMATS[self.weight_format].is_integer
 
     def cache(self, keys: np.ndarray, values: np.ndarray) -> KVLayer:
         """A layer's cache with these contents, (N, B, G, E) each."""

@@ -10,6 +10,21 @@ import gguf
 import numpy as np
 
 from octavo.ops.backend import Backend, Role, WeightRequest
+from octavo.weights.gguf_header import BLOCK_FORMATS
+
+_HALVES = {
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+"""Where the float16 numbers of a block lie."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,20 @@ class MemoryArray:
             return cls(values, values.dtype.name, name)
         stored = gguf.quants.quantize(values, gguf.GGMLQuantizationType[block_type])
         return cls(stored, block_type, name)
+
+    @classmethod
+    def of_random_blocks(
+        cls, block_type: str, rows: int, inputs: int, seed: int = 0
+    ) -> MemoryArray:
+        """Any blocks of a GGUF type, with weights of about 1."""
+        _, elements, num_bytes = BLOCK_FORMATS[block_type]
+        generator = np.random.default_rng(seed)
+        blocks = generator.integers(0, 256, (rows * inputs // elements, num_bytes), np.uint8)
+        for begin in _HALVES[block_type]:
+            largest = 2.0 ** (-9 if elements == 256 else -4)
+            sizes = generator.uniform(0.5, 1, len(blocks)) * largest
+            blocks[:, begin : begin + 2] = sizes.astype(np.float16)[:, None].view(np.uint8)
+        return cls(blocks.reshape(rows, -1), block_type)
 
     @cached_property
     def values(self) -> np.ndarray:

@@ -13,7 +13,8 @@ from octavo.core.errors import InvariantError
 from octavo.ops.native.backend import NativeBackend
 from octavo.ops.native.limits import uncached_bytes
 from octavo.ops.native.recorder import Recorded
-from octavo.ops.native.weights import Format, PackedWeight, pack_rows
+from octavo.ops.native.weight_formats import Format
+from octavo.ops.native.weights import LANES, PackedWeight
 
 Timer = Callable[[], float]
 """Runs what was recorded, and gives the seconds that one op took."""
@@ -76,9 +77,12 @@ def random_rows(rows: int, columns: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def copies_of_weight(outputs: int, inputs: int, weight_format: Format) -> tuple[PackedWeight, ...]:
-    """As many copies as no cache holds."""
-    packed = pack_rows(random_rows(outputs, inputs), weight_format)
-    num_bytes = packed.data.nbytes
+    """As many copies as no cache holds. Values are random, and their scales ordinary numbers: bytes
+    of 32 to 63 are such in every type.
+    """
+    stride = weight_format.panel_stride(inputs)
+    values = np.random.default_rng(0).integers(32, 64, -(-outputs // LANES) * stride, np.uint8)
+    num_bytes = len(values)
     count = -(-uncached_bytes() // num_bytes)
     step = -(-num_bytes // 64) * 64
     memory = np.empty(count * step + 64, np.uint8)
@@ -86,6 +90,6 @@ def copies_of_weight(outputs: int, inputs: int, weight_format: Format) -> tuple[
     copies = []
     for index in range(count):
         data = memory[start + index * step :][:num_bytes]
-        data[:] = packed.data
-        copies.append(PackedWeight(weight_format, packed.shape, data, packed.panel_stride))
+        data[:] = values
+        copies.append(PackedWeight(weight_format, (outputs, inputs), data, stride))
     return tuple(copies)

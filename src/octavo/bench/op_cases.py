@@ -26,7 +26,8 @@ from octavo.bench.op_case import (
 )
 from octavo.bench.op_row_cases import row_cases, sampling_cases
 from octavo.ops.native.backend import NativeBackend
-from octavo.ops.native.weights import LANES, Format
+from octavo.ops.native.weight_formats import Format
+from octavo.ops.native.weights import LANES
 
 if TYPE_CHECKING:
     from octavo.models.causal_lm import CausalLM
@@ -36,7 +37,13 @@ WEIGHT_FORMATS = (
     Format("bf16"),
     Format("q8"),
     Format("q4"),
-    Format("q4", has_min=True),
+    Format("q4", "min"),
+    Format("q4", "zero"),
+    Format("q4", "min", "k8"),
+    Format("q8", None, "k8", 16),
+    Format("e2m1", None, "bf16"),
+    Format("nf4", None, "f32"),
+    Format("f8", None, "f32"),
 )
 
 VIEWS = {"split_columns": "a view of the same memory, with nothing to time"}
@@ -70,7 +77,7 @@ def _linear_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
                     num_bytes=-(-outputs // LANES) * stride,
                     is_from_memory=True,
                     operations=2.0 * count * outputs * inputs,
-                    arithmetic="int8" if weight_format.kind in ("q8", "q4") else "float",
+                    arithmetic="int8" if weight_format.is_integer else "float",
                     record=functools.partial(record_linear, outputs, inputs, weight_format, count),
                 )
 

@@ -21,7 +21,7 @@ from octavo.bench.op_case import (
 )
 from octavo.ops.native.array import NativeArray
 from octavo.ops.native.backend import NativeBackend
-from octavo.ops.native.weights import Format
+from octavo.ops.native.weight_formats import Format
 from octavo.ops.sampling import LogitEdits
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from octavo.core.errors import ConfigError
 from octavo.core.model_spec import AttentionSpec, KVFormat, ModelSpec
 from octavo.ops.native import _native
 from octavo.ops.native.backend import NativeBackend
-from octavo.ops.native.weights import Format
+from octavo.ops.native.weight_formats import Format
 from octavo.simulator.measured import (
     Curve,
     MachineSpeeds,

@@ -118,7 +118,7 @@ def _matrices(layer: Layer) -> Iterator[tuple[str, tuple[int, ...], bool]]:
     """
     found: dict[str, tuple[tuple[int, ...], bool]] = {}
     for weight in layer.weights():
-        if weight.role != "matrix":
+        if weight.role not in ("matrix", "matrices"):
             continue
         for piece in weight.pieces:
             is_plain = piece.matrix is None and not piece.is_transposed and piece.columns is None

@@ -96,7 +96,7 @@ class LatentAttention(Layer):
         starts = range(0, shape[0], nope + value)
         self.of_keys = Weight(
             shape=(heads * spec.kv_rank, nope),
-            role="matrix",
+            role="matrices",
             pieces=[
                 Piece(stored, shape, is_transposed=True, columns=range(start, start + nope))
                 for start in starts
@@ -104,7 +104,7 @@ class LatentAttention(Layer):
         )
         self.of_values = Weight(
             shape=(heads * value, spec.kv_rank),
-            role="matrix",
+            role="matrices",
             pieces=[
                 Piece(stored, shape, rows=range(start + nope, start + nope + value))
                 for start in starts

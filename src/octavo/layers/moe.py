@@ -93,8 +93,8 @@ class Experts(Layer):
         self.weighs_inputs = weighs_inputs
         inner = spec.expert.inner_size
         pairs, outputs = spec.num_experts * 2 * inner, spec.num_experts * hidden_size
-        self.gate_up = Weight(shape=(pairs, hidden_size), role="matrix", pieces=gate_up)
-        self.down = Weight(shape=(outputs, inner), role="matrix", pieces=down)
+        self.gate_up = Weight(shape=(pairs, hidden_size), role="matrices", pieces=gate_up)
+        self.down = Weight(shape=(outputs, inner), role="matrices", pieces=down)
         self.gate_up_bias: Weight | None = None
         self.down_bias: Weight | None = None
         if biases is not None:

@@ -20,10 +20,10 @@ from octavo.quantization.grouped import GroupedTensor
 
 F = TypeVar("F", bound=Callable[..., object])
 
-Role = Literal["table", "matrix", "head", "router", "vector"]
-"""What ops do with a weight: gather its rows, multiply by it (for hidden states; for logits, where
-small errors show more; or for scores that decide, so that it is never quantized), or use it element
-by element.
+Role = Literal["table", "matrix", "matrices", "head", "router", "vector"]
+"""What ops do with a weight: gather its rows, multiply by it (for hidden states; by one of several
+matrices in it, one under another; for logits, where small errors show more; or for scores that
+decide, so that it is never quantized), or use it element by element.
 """
 
 

@@ -10,6 +10,9 @@ import numpy as np
 _Place = tuple[int, int]
 """Where a value lies on a tape: buffer, column."""
 
+_Format = tuple[int, int, int, int]
+"""WeightFormat of csrc/formats.h: values, scales, offset, span."""
+
 _Batch = tuple[
     np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None
 ]
@@ -33,19 +36,21 @@ class Kernels:
     def __init__(self, isa_by_op: Mapping[str, str]) -> None: ...
 
 class PackedMatrix:
-    """format: WeightFormat in csrc/formats.h. data: (bytes,) uint8, kept alive."""
+    """data: (bytes,) uint8, order: (I,) int32, kept alive."""
 
     def __init__(
         self,
-        format: int,
-        has_min: bool,
+        format: _Format,
         outputs: int,
         inputs: int,
         data: np.ndarray,
         panel_stride: int,
+        order: np.ndarray | None = None,
     ) -> None: ...
 
-def panel_bytes(format: int, has_min: bool, inputs: int, /) -> int: ...
+def panel_bytes(format: _Format, inputs: int, /) -> int: ...
+def weight_formats() -> list[_Format]: ...
+def tables() -> dict[str, list[float]]: ...
 
 class KVCache:
     """k_format, v_format: KVFormat in csrc/formats.h. shift: of the first block, as a share of a
@@ -111,7 +116,9 @@ class Tape:
     def input(self, symbol: int, columns: int, /) -> _Place: ...
     def int_input(self, symbol: int, /) -> _Place: ...
     def embedding(self, table: PackedMatrix, ids: _Place, /) -> _Place: ...
-    def linear(self, weight: PackedMatrix, x: _Place, bias: np.ndarray | None) -> _Place: ...
+    def linear(
+        self, weights: Sequence[PackedMatrix], x: _Place, bias: np.ndarray | None
+    ) -> _Place: ...
     def rms_norm(
         self, x: _Place, heads: int, size: int, weight: np.ndarray | None, eps: float
     ) -> _Place: ...
@@ -215,13 +222,14 @@ def float_operations_per_second(pool: Pool, isa: str, seconds: float) -> float: 
 def byte_operations_per_second(pool: Pool, isa: str, seconds: float) -> float: ...
 def pack(
     panels: np.ndarray,
-    format: int,
-    has_min: bool,
+    format: _Format,
     inputs: int,
-    parts: Sequence[tuple[int, np.ndarray]],
+    parts: Sequence[tuple[int, np.ndarray, np.ndarray | None, np.ndarray | None]],
     scale_group: int,
 ) -> None:
-    """panels: (bytes,) uint8, written. parts: StoredType of csrc/pack.h, (rows, bytes) uint8."""
+    """panels: (bytes,) uint8, written. parts: StoredType in csrc/stored_rows.h; (rows, bytes),
+    of codes also scales and offsets, (rows, groups) float32.
+    """
 
 def adjust_logits(
     pool: Pool,

@@ -19,7 +19,8 @@ from octavo.ops.native.array import NativeArray
 from octavo.ops.native.batch import NativeKVLayer, NativeLatentLayer, batch_context
 from octavo.ops.native.recorder import Recorded
 from octavo.ops.native.runtime import Runtime
-from octavo.ops.native.weights import LANES, Format, PackedWeight, pack_rows
+from octavo.ops.native.weight_formats import Format
+from octavo.ops.native.weights import LANES, PackedWeight, pack_rows
 
 Timer = Callable[[], float]
 """Seconds that one call took."""
@@ -90,7 +91,7 @@ def _numbers(*shape: int) -> np.ndarray:
 
 @functools.cache
 def _weight(kind: str) -> PackedWeight:
-    return pack_rows(_numbers(_SIZE // 2, _SIZE), Format(kind, has_min=kind == "q4"))
+    return pack_rows(_numbers(_SIZE // 2, _SIZE), Format(kind, "min" if kind == "q4" else None))
 
 
 def _on_tape(runtime: Runtime, function: Callable[..., Any], *arguments: Any) -> Timer:

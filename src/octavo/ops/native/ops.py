@@ -17,7 +17,7 @@ from octavo.ops.native import _native
 from octavo.ops.native.array import NativeArray, Place
 from octavo.ops.native.batch import NativeKVLayer, NativeLatentLayer
 from octavo.ops.native.recorder import Recorder, Recording
-from octavo.ops.native.weights import LANES, PackedWeight, pack_rows
+from octavo.ops.native.weights import LANES, PackedWeight, Weight, pack_rows
 from octavo.ops.op import Op, Target, implements
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,34 +100,36 @@ def _recorder(array: NativeArray) -> Recorder:
     return array.place.recorder
 
 
-def _matrix(weight: PackedWeight | NativeArray, recorder: Recorder) -> _native.PackedMatrix:
+def _matrices(weight: Weight | NativeArray, recorder: Recorder) -> list[_native.PackedMatrix]:
     """A weight's panels; those of an array in memory are made here, for ops by themselves."""
     packed = pack_rows(weight.values) if isinstance(weight, NativeArray) else weight
     recorder.kept.append(packed)
-    return packed.matrix
+    return packed.matrices
 
 
 @native(ops.embedding, "token_ids", array_type=PackedWeight)
 def embedding(table: PackedWeight, token_ids: NativeArray) -> NativeArray:
     recorder = _recorder(token_ids)
-    ref = recorder.tape.embedding(_matrix(table, recorder), token_ids.ref)
+    (matrix,) = _matrices(table, recorder)
+    ref = recorder.tape.embedding(matrix, token_ids.ref)
     return recorder.at(ref, table.shape[1:])
 
 
 @native(ops.embedding, "token_ids")
 def array_embedding(table: NativeArray, token_ids: NativeArray) -> NativeArray:
     recorder = _recorder(token_ids)
-    ref = recorder.tape.embedding(_matrix(table, recorder), token_ids.ref)
+    (matrix,) = _matrices(table, recorder)
+    ref = recorder.tape.embedding(matrix, token_ids.ref)
     return recorder.at(ref, table.shape[1:])
 
 
 @native(ops.linear, "x")
 def linear(
-    x: NativeArray, weight: PackedWeight | NativeArray, bias: NativeArray | None = None
+    x: NativeArray, weight: Weight | NativeArray, bias: NativeArray | None = None
 ) -> NativeArray:
     recorder = _recorder(x)
     vector = None if bias is None else recorder.keep(bias.values)
-    ref = recorder.tape.linear(_matrix(weight, recorder), x.ref, vector)
+    ref = recorder.tape.linear(_matrices(weight, recorder), x.ref, vector)
     return recorder.at(ref, weight.shape[:1])
 
 
@@ -137,7 +139,8 @@ def head_linear(x: NativeArray, weight: PackedWeight | NativeArray) -> NativeArr
     outputs = weight.shape[0] // heads
     if outputs % LANES:
         raise InvariantError(f"heads have {outputs} outputs, no multiple of {LANES}")
-    ref = recorder.tape.head_linear(_matrix(weight, recorder), x.ref, heads)
+    (matrix,) = _matrices(weight, recorder)
+    ref = recorder.tape.head_linear(matrix, x.ref, heads)
     return recorder.at(ref, (heads, outputs))
 
 
@@ -175,11 +178,13 @@ def experts(
     inner, size = down.shape[1], x.columns
     if 2 * inner % LANES or size % LANES:
         raise InvariantError(f"experts of {size} x {inner} are no whole panels of {LANES}")
+    (gate_up_matrix,) = _matrices(gate_up, recorder)
+    (down_matrix,) = _matrices(down, recorder)
     ref = recorder.tape.experts(
         x.ref,
         routing.ref,
-        _matrix(gate_up, recorder),
-        _matrix(down, recorder),
+        gate_up_matrix,
+        down_matrix,
         size,
         routing.columns // 2,
         gate,

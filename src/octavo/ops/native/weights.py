@@ -1,4 +1,4 @@
-"""A model's weights in packed panels: which format each gets, and how they are filled.
+"""A model's weights in packed panels, and how they are filled.
 
 The layouts are those of csrc/formats.h, and csrc/pack.cpp fills them. Activations are float32, so
 that no format of a weight limits them.
@@ -14,124 +14,120 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 
 import octavo
 from octavo import machine
-from octavo.core.dtypes import QUANTIZATIONS
 from octavo.core.errors import InvariantError
-from octavo.ops.backend import StoredArray, WeightRequest
+from octavo.ops.backend import WeightRequest
 from octavo.ops.native import _native
 from octavo.ops.native.array import NativeArray
 from octavo.ops.native.runtime import Runtime
 from octavo.ops.native.weight_cache import WeightCache
+from octavo.ops.native.weight_formats import (
+    BLOCKS,
+    BY_DTYPE,
+    STORED_TYPES,
+    Format,
+    HeldPart,
+    held_parts,
+    offsets_of,
+)
 
 logger = logging.getLogger("octavo")
 
-LANES, GROUP = 16, 32
-"""Outputs of a panel; weights along a row that share a scale."""
+LANES = 16
+"""Outputs of a panel."""
 
 _JOB_BYTES = 1 << 21
 """Of panels that a thread fills at a time: large matrices are shared out, and what is dequantized
 for a moment stays small.
 """
 
-_LAYOUT = 3
+_LAYOUT = 4
 """Raised with every change of the bytes that the same checkpoint is packed to."""
 
-_NUMBERS = {"f32": 0, "bf16": 1, "f16": 2, "q8": 3, "q4": 4}  # WeightFormat in csrc/formats.h
-_STORED_NUMBERS = {  # StoredType in csrc/pack.h
-    "float32": 0,
-    "bfloat16": 1,
-    "float16": 2,
-    "Q8_0": 3,
-    "Q4_0": 4,
-    "Q4_1": 5,
-}
-_BLOCKS = ("Q8_0", "Q4_0", "Q4_1")
-
-
-class Format(NamedTuple):
-    """A matrix's format. kind: a name of csrc/formats.h's WeightFormat. group_size: weights along a
-    row that get the same scale (and minimum) where they are quantized as they are packed, a
-    multiple of 32; None for the whole row. The layout has one for each 32 in any case.
-    """
-
-    kind: str
-    has_min: bool = False
-    group_size: int | None = GROUP
-
-    def __str__(self) -> str:
-        name = f"{_NAMES[self.kind]} with minimum" if self.has_min else _NAMES[self.kind]
-        if self.group_size == GROUP:
-            return name
-        if self.group_size is None:
-            return f"{name} by channel"
-        return f"{name} in groups of {self.group_size}"
-
-    def panel_stride(self, inputs: int) -> int:
-        """Bytes from one panel to the next."""
-        return _native.panel_bytes(_NUMBERS[self.kind], self.has_min, inputs)
-
-
-_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "q8": "int8", "q4": "int4"}
-_BY_DTYPE = {"float32": Format("f32"), "bfloat16": Format("bf16"), "float16": Format("f16")}
-_Q8, _Q4, _Q4_MIN = Format("q8"), Format("q4"), Format("q4", has_min=True)
+StoredPart = tuple[str, np.ndarray, np.ndarray | None, np.ndarray | None]
+"""Rows in a type of STORED_TYPES: bytes (rows, bytes of a row) uint8; scales and offsets
+(rows, groups) float32, of codes alone.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """A matrix (O, I) in panels. data: (bytes,) uint8, 64-byte aligned; lives as long as this."""
+    """A matrix (O, I) in panels. data: (bytes,) uint8, 64-byte aligned; lives as long as this.
+    order: (I,) int32, which of the activations column k is for; None if it is k.
+    """
 
     format: Format
     shape: tuple[int, ...]
     data: np.ndarray
     panel_stride: int
+    order: np.ndarray | None = None
 
     @cached_property
     def matrix(self) -> _native.PackedMatrix:
         """What kernels take; it keeps the data alive."""
-        kind, has_min, _ = self.format
         outputs, inputs = self.shape
         return _native.PackedMatrix(
-            _NUMBERS[kind], has_min, outputs, inputs, self.data, self.panel_stride
+            self.format.numbers, outputs, inputs, self.data, self.panel_stride, self.order
         )
+
+    @property
+    def matrices(self) -> list[_native.PackedMatrix]:
+        return [self.matrix]
 
     def reshape(self, *shape: int) -> PackedWeight:
         raise InvariantError(f"a packed matrix of {self.shape} can't be seen as {shape}")
 
 
-def pack_rows(values: np.ndarray, format: Format = _BY_DTYPE["float32"]) -> PackedWeight:
+@dataclass(frozen=True, eq=False)
+class StackedWeight:
+    """Matrices of several formats, one below another: rows whose types have no format together."""
+
+    parts: tuple[PackedWeight, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (sum(part.shape[0] for part in self.parts), self.parts[0].shape[1])
+
+    @property
+    def matrices(self) -> list[_native.PackedMatrix]:
+        return [part.matrix for part in self.parts]
+
+    def reshape(self, *shape: int) -> StackedWeight:
+        raise InvariantError(f"packed matrices of {self.shape} can't be seen as {shape}")
+
+
+Weight = PackedWeight | StackedWeight
+
+
+def pack_rows(values: np.ndarray, format: Format = BY_DTYPE["float32"]) -> PackedWeight:
     """A matrix (O, I) of float32, packed on the calling thread."""
     outputs, inputs = values.shape
     stride = format.panel_stride(inputs)
     data = _allocate(-(-outputs // LANES) * stride)
     stored = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(outputs, inputs * 4)
-    pack_parts([("float32", stored)], format, inputs, data)
+    pack_parts([("float32", stored, None, None)], format, inputs, data)
     return PackedWeight(format, values.shape, data, stride)
 
 
 def pack_parts(
-    parts: Sequence[tuple[str, np.ndarray]],
+    parts: Sequence[StoredPart],
     format: Format,
     inputs: int,
     panels: np.ndarray,
 ) -> None:
-    """Fill `panels` with the rows of `parts`, one part after another.
-
-    parts: stored type, a key of _STORED_NUMBERS, and bytes (rows, bytes of a row) uint8.
-    """
-    numbered = [(_STORED_NUMBERS[name], stored) for name, stored in parts]
-    kind, has_min, group_size = format
+    """Fill `panels` with the rows of `parts`, one part after another."""
     _native.pack(
         panels,
-        _NUMBERS[kind],
-        has_min,
+        format.numbers,
         inputs,
-        numbered,
-        inputs if group_size is None else group_size,
+        [(STORED_TYPES.index(name), rows, s, o) for name, rows, s, o in parts],
+        inputs if format.group_size is None else format.group_size,
     )
 
 
@@ -145,43 +141,46 @@ def _allocate(num_bytes: int) -> np.ndarray:
     return np.frombuffer(memory, np.uint8, num_bytes)
 
 
-# --- which format ------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Piece:
+    """Parts of a weight that become one matrix. order: as PackedWeight has it."""
+
+    parts: tuple[HeldPart, ...]
+    order: np.ndarray | None
+
+    @property
+    def format(self) -> Format:
+        return self.parts[0].format
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        shapes = [held.part.shape for held in self.parts]
+        return (sum(rows for rows, _ in shapes), shapes[0][1])
+
+    @property
+    def panel_stride(self) -> int:
+        return self.format.panel_stride(self.shape[1])
+
+    @property
+    def num_bytes(self) -> int:
+        """A multiple of 64."""
+        return -(-self.shape[0] // LANES) * self.panel_stride
 
 
-def format_of(request: WeightRequest, dtype: str, quantization: str | None) -> Format | None:
-    """How to hold a weight; None for vectors, which are float32.
+def _pieces(held: Sequence[HeldPart], orders: dict[bytes, np.ndarray]) -> tuple[_Piece, ...]:
+    """Neighbours in one format, and with one order of inputs, become one matrix.
 
-    Routers stay as they are stored. With `quantization` (a key of QUANTIZATIONS), other matrices
-    get its bits; with 4 the table and the head still get 8, in groups of 32, where 4 cost most (of
-    the default model, a quarter of all loss is theirs). Blocks that have the bits asked for are
-    kept as they are.
-
-    Without, a dtype's name is the format of all, and "stored" loses nothing: floats and blocks stay
-    what they are; parts that differ get the least that holds both (Q4_0 beside Q4_1: 4 bits with
-    minimum; all else: float32), and blocks that no format has are float32.
+    orders: those met so far. Equal ones become one array: activations are then put in it once.
     """
-    if "vector" in request.roles:
-        return None
-    stored = {part.dtype for part in request.parts}
-    if "router" in request.roles:
-        return _BY_DTYPE.get(stored.pop(), _BY_DTYPE["float32"])
-    wanted = None if quantization is None else QUANTIZATIONS[quantization]
-    if wanted is not None:
-        bits_kept: tuple[int, ...] = (wanted.bits,)
-    else:
-        bits_kept = (4, 8) if dtype == "stored" else ()
-    if stored == {"Q8_0"} and 8 in bits_kept:
-        return _Q8
-    if stored <= {"Q4_0", "Q4_1"} and 4 in bits_kept:
-        return _Q4 if stored == {"Q4_0"} else _Q4_MIN
-    if wanted is not None:
-        if wanted.bits == 4 and request.roles != ("matrix",):
-            return _Q8
-        return Format(f"q{wanted.bits}", not wanted.is_symmetric, wanted.group_size)
-    if dtype != "stored":
-        return _BY_DTYPE[dtype]
-    (only, *others) = stored
-    return _BY_DTYPE["float32"] if others else _BY_DTYPE.get(only, _BY_DTYPE["float32"])
+    keys = []
+    for one in held:
+        order = None if one.tensor is None else one.tensor.input_order
+        key = b"" if order is None else order.astype(np.int32).tobytes()
+        if order is not None:
+            orders.setdefault(key, order.astype(np.int32))
+        keys.append((one.format, key))
+    runs = groupby(zip(keys, held, strict=True), itemgetter(0))
+    return tuple(_Piece(tuple(one for _, one in run), orders.get(key)) for (_, key), run in runs)
 
 
 # --- the plan ----------------------------------------------------------------------------------
@@ -203,8 +202,12 @@ class NativeWeightPlan:
     ) -> None:
         self._runtime = runtime
         self._requests = requests
-        self._formats = [format_of(request, dtype, quantization) for request in requests]
         self._source = source
+        orders: dict[bytes, np.ndarray] = {}
+        self._pieces: list[tuple[_Piece, ...] | None] = []  # None: a vector
+        for request in requests:
+            held = held_parts(request, dtype, quantization)
+            self._pieces.append(None if held is None else _pieces(held, orders))
         self._begins: list[int] = []
         self._total_bytes = 0
         for num_bytes in self.num_bytes:
@@ -213,19 +216,22 @@ class NativeWeightPlan:
 
     @cached_property
     def formats(self) -> tuple[str, ...]:
-        return tuple("float32" if format is None else str(format) for format in self._formats)
+        return tuple(
+            "float32" if pieces is None else " + ".join(str(piece.format) for piece in pieces)
+            for pieces in self._pieces
+        )
 
     @cached_property
     def num_bytes(self) -> tuple[int, ...]:
         """Each a multiple of 64."""
         return tuple(
             -(-math.prod(request.shape) * 4 // 64) * 64
-            if format is None
-            else -(-request.shape[0] // LANES) * format.panel_stride(request.shape[1])
-            for request, format in zip(self._requests, self._formats, strict=True)
+            if pieces is None
+            else sum(piece.num_bytes for piece in pieces)
+            for request, pieces in zip(self._requests, self._pieces, strict=True)
         )
 
-    def load(self) -> Iterator[tuple[NativeArray | PackedWeight, ...]]:
+    def load(self) -> Iterator[tuple[NativeArray | Weight, ...]]:
         cache = self._cache()
         data = cache.open() if cache is not None else None
         if data is not None:
@@ -263,39 +269,47 @@ class NativeWeightPlan:
     def _bytes_of(self, index: int, data: np.ndarray) -> np.ndarray:
         return data[self._begins[index] :][: self.num_bytes[index]]
 
-    def _arrays(self, index: int, data: np.ndarray) -> tuple[NativeArray | PackedWeight, ...]:
-        request, format = self._requests[index], self._formats[index]
+    def _arrays(self, index: int, data: np.ndarray) -> tuple[NativeArray | Weight, ...]:
+        request, pieces = self._requests[index], self._pieces[index]
         own = self._bytes_of(index, data)
-        array: NativeArray | PackedWeight
-        if format is None:
+        array: NativeArray | Weight
+        if pieces is None:
             values = own.view(np.float32)[: math.prod(request.shape)].reshape(request.shape)
             array = NativeArray.of(self._runtime, values)
         else:
-            stride = format.panel_stride(request.shape[1])
-            array = PackedWeight(format, request.shape, own, stride)
+            packed = tuple(
+                PackedWeight(piece.format, piece.shape, panels, piece.panel_stride, piece.order)
+                for piece, panels in _with_memory(pieces, own)
+            )
+            array = packed[0] if len(packed) == 1 else StackedWeight(packed)
         return (array,) * len(request.roles)
 
     def _start(self, pool: ThreadPoolExecutor, index: int, data: np.ndarray) -> list[Future[None]]:
-        request, format = self._requests[index], self._formats[index]
+        request, pieces = self._requests[index], self._pieces[index]
         own = self._bytes_of(index, data)
-        if format is None:
+        if pieces is None:
             return [pool.submit(_fill_vector, request, own)]
         if request.offset:
             raise InvariantError(f"a matrix, {request.parts[0].name}, has an offset")
-        outputs, inputs = request.shape
-        stride = format.panel_stride(inputs)
-        panels = max(1, _JOB_BYTES // stride)
-        return [
-            pool.submit(
-                _fill_panels,
-                request.parts,
-                slice(first * LANES, min((first + panels) * LANES, outputs)),
-                format,
-                inputs,
-                own[first * stride : (first + panels) * stride],
-            )
-            for first in range(0, len(own) // stride, panels)
-        ]
+        jobs = []
+        for piece, memory in _with_memory(pieces, own):
+            stride = piece.panel_stride
+            panels = max(1, _JOB_BYTES // stride)
+            for first in range(0, len(memory) // stride, panels):
+                rows = slice(first * LANES, min((first + panels) * LANES, piece.shape[0]))
+                own_panels = memory[first * stride : (first + panels) * stride]
+                jobs.append(pool.submit(_fill_panels, piece, rows, own_panels))
+        return jobs
+
+
+def _with_memory(
+    pieces: Sequence[_Piece], memory: np.ndarray
+) -> Iterator[tuple[_Piece, np.ndarray]]:
+    """Each piece and its part of the memory of all."""
+    begin = 0
+    for piece in pieces:
+        yield piece, memory[begin : begin + piece.num_bytes]
+        begin += piece.num_bytes
 
 
 def _fill_vector(request: WeightRequest, data: np.ndarray) -> None:
@@ -307,25 +321,29 @@ def _fill_vector(request: WeightRequest, data: np.ndarray) -> None:
         at += len(values)
 
 
-def _fill_panels(
-    parts: Sequence[StoredArray], rows: slice, format: Format, inputs: int, panels: np.ndarray
-) -> None:
+def _fill_panels(piece: _Piece, rows: slice, panels: np.ndarray) -> None:
     """Pack these rows of all parts together."""
     stored, begin = [], 0
-    for part in parts:
-        num_rows = part.shape[0]
+    for held in piece.parts:
+        num_rows = held.part.shape[0]
         first, last = max(rows.start - begin, 0), min(rows.stop - begin, num_rows)
         if first < last:
-            stored.append(_stored(part, slice(first, last)))
+            stored.append(_stored(held, slice(first, last)))
         begin += num_rows
-    pack_parts(stored, format, inputs, panels)
+    pack_parts(stored, piece.format, piece.shape[1], panels)
 
 
-def _stored(part: StoredArray, rows: slice) -> tuple[str, np.ndarray]:
-    """Stored type and bytes of some rows, in a type that the packer reads."""
-    if part.dtype in _BLOCKS:
-        return part.dtype, part.read_stored(rows)
+def _stored(held: HeldPart, rows: slice) -> StoredPart:
+    """Some rows of a part in a type that the packer reads."""
+    part, format, tensor = held
+    if part.dtype in BLOCKS:
+        return part.dtype, part.read_stored(rows), None, None
+    if tensor is not None:
+        codes = tensor.read(rows)
+        scales = np.ascontiguousarray(codes.scales, np.float32)
+        offsets = offsets_of(tensor.layout, codes, format)
+        return "codes", np.ascontiguousarray(codes.codes), scales, offsets
     values = np.ascontiguousarray(part.read(rows))
-    if values.dtype.name not in _STORED_NUMBERS:
+    if values.dtype.name not in BY_DTYPE:
         values = values.astype(np.float32)
-    return values.dtype.name, values.view(np.uint8).reshape(len(values), -1)
+    return values.dtype.name, values.view(np.uint8).reshape(len(values), -1), None, None

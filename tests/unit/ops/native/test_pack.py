@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 
 from octavo.ops.native import _native
-from octavo.ops.native.weights import Format, PackedWeight, pack_parts, pack_rows
+from octavo.ops.native.backend import NativeBackend
+from octavo.ops.native.weight_formats import BLOCKS, Format
+from octavo.ops.native.weights import PackedWeight, pack_parts, pack_rows
+from octavo.quantization.grouped import GroupedLayout
+from support.grouped_arrays import E2M1, LAYOUTS, GroupedArray
 from support.panels import Groups, groups_of, unpack
-from support.stored_arrays import MemoryArray
+from support.stored_arrays import MemoryArray, request
 
 SHAPES = [(1, 1), (16, 32), (5, 7), (37, 70), (33, 160)]
-Q8, Q4, Q4_MIN = Format("q8"), Format("q4"), Format("q4", has_min=True)
+Q8, Q4, Q4_MIN = Format("q8"), Format("q4"), Format("q4", "min")
 DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
 
 
@@ -28,7 +32,7 @@ def pack(parts: list[MemoryArray], format: Format, group_size: int | None = 32) 
     room = np.full(num_bytes + 64, 0xEE, np.uint8)  # what was there before must not show
     begin = -room.ctypes.data % 64
     data = room[begin : begin + num_bytes]
-    stored = [(p.dtype, p.stored.view(np.uint8).reshape(p.shape[0], -1)) for p in parts]
+    stored = [(p.dtype, p.stored.view(np.uint8).reshape(p.shape[0], -1), None, None) for p in parts]
     pack_parts(stored, format, inputs, data)
     return PackedWeight(format, (outputs, inputs), data, stride)
 
@@ -63,6 +67,56 @@ def test_every_half_and_what_lies_between_them(kind: str, stored: type) -> None:
         )
 
 
+@pytest.mark.parametrize("shape", [(1, 256), (37, 768)])
+@pytest.mark.parametrize("block_type", BLOCKS)
+def test_every_type_of_blocks_has_a_format_that_loses_nothing(
+    shape: tuple[int, int], block_type: str
+) -> None:
+    part = MemoryArray.of_random_blocks(block_type, *shape)
+    for format in (BLOCKS[block_type], Format("f32")):
+        np.testing.assert_array_equal(unpack(pack([part], format)), part.values)
+    near = unpack(pack([part], Q8))
+    np.testing.assert_allclose(near, part.values, atol=0.02 * np.abs(part.values).max())
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (37, 96)])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_codes_lose_nothing(layout: GroupedLayout, shape: tuple[int, int]) -> None:
+    part = GroupedArray.random(layout, *shape)
+    plan = NativeBackend().plan_weights([request(part)], dtype="stored")
+    ((packed,),) = plan.load()
+    # Scales of MXFP4 are powers of two, and need no float32.
+    assert (packed.format.kind == "f32") == (layout == GroupedLayout("table", table=E2M1))
+    # Minimums are zero points times scales, rounded once more.
+    is_rounded = packed.format.offset == "min" and not layout.has_mins
+    np.testing.assert_allclose(
+        unpack(packed), part.read(slice(None)), rtol=0, atol=1e-6 if is_rounded else 0
+    )
+
+
+def test_codes_without_their_scales_are_refused() -> None:
+    codes, numbers = np.zeros((16, 64), np.uint8), np.zeros((16, 2), np.float32)
+    panels = np.zeros(4096, np.uint8)
+    panels = panels[-panels.ctypes.data % 64 :][: Q8.panel_stride(64)]
+    pack_parts([("codes", codes, numbers, None)], Q8, 64, panels)
+    for scales, offsets in ((None, None), (numbers[:, :1].copy(), None), (numbers, numbers)):
+        with pytest.raises(ValueError, match="scales and offsets of their format"):
+            pack_parts([("codes", codes, scales, offsets)], Q8, 64, panels)
+    with pytest.raises(ValueError, match="can't hold rows"):
+        pack_parts([("codes", codes, numbers, None)], Format("f32"), 64, panels)
+
+
+def test_fp8_is_rounded_to_nearest_even() -> None:
+    """The largest of a row has the largest value, so that no scale rounds."""
+    weights = np.random.default_rng(0).uniform(-1, 1, (37, 96)).astype(np.float32) ** 9
+    weights *= 448 / np.abs(weights).max(1, keepdims=True)
+    weights = np.clip(weights, -448, 448)
+    weights[:, 0] = 448
+    packed = pack([MemoryArray.of(weights)], Format("f8", None, "f32"), None)
+    expected = weights.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    np.testing.assert_array_equal(unpack(packed), expected)
+
+
 @pytest.mark.parametrize("shape", [(1, 32), (37, 96)])
 @pytest.mark.parametrize(
     ("block_type", "format"),
@@ -77,7 +131,7 @@ def test_blocks_lose_nothing(shape: tuple[int, int], block_type: str, format: Fo
 def test_blocks_keep_the_bits_of_their_scales(block_type: str, format: Format) -> None:
     part = MemoryArray.of(normal(5, 64), block_type)
     blocks = part.stored.reshape(5, 2, -1)
-    _, scales, mins = groups_of(pack([part], format))
+    _, scales, mins, _ = groups_of(pack([part], format))
     np.testing.assert_array_equal(_bytes(scales), blocks[..., :2])
     if mins is not None:
         np.testing.assert_array_equal(_bytes(mins), blocks[..., 2:4])
@@ -115,7 +169,7 @@ def test_lanes_without_an_output_are_zero() -> None:
 @pytest.mark.parametrize("group_size", [32, 64, 128, None])
 def test_8_bits(shape: tuple[int, int], group_size: int | None) -> None:
     weights = normal(*shape)
-    values, scales, _ = quantized(weights, Q8, group_size)
+    values, scales, *_ = quantized(weights, Q8, group_size)
     step = group_size or shape[1]
     for first in range(0, shape[1], step):
         part = weights[:, first : first + step]
@@ -150,7 +204,7 @@ def test_8_bits_are_nearer_than_with_the_largest_at_127(source: str | None, shar
 
 def test_8_bits_of_weights_so_small_that_scales_are_subnormal() -> None:
     weights = np.ldexp(normal(64, 32), -np.arange(10, 42).repeat(2)[:, None])
-    values, scales, _ = quantized(weights, Q8)
+    values, scales, *_ = quantized(weights, Q8)
     assert np.abs(values).max() <= 127
     error = np.abs(values[:, 0] * scales.astype(np.float32) - weights)
     assert (error <= np.maximum(0.50001 * scales.astype(np.float32), 2.0**-25)).all()
@@ -159,7 +213,7 @@ def test_8_bits_of_weights_so_small_that_scales_are_subnormal() -> None:
 @pytest.mark.parametrize("group_size", [32, 64, None])
 def test_4_bits_by_the_rule_of_q4_0(group_size: int | None) -> None:
     weights = normal(9, 100)
-    values, scales, _ = quantized(weights, Q4, group_size)
+    values, scales, *_ = quantized(weights, Q4, group_size)
     step = group_size or 100
     for first in range(0, 100, step):
         part = weights[:, first : first + step]
@@ -237,7 +291,7 @@ def test_what_does_not_fit_is_refused(
     rows = np.zeros((16, row_bytes), np.uint8)
     with pytest.raises(ValueError, match=message):
         pack_parts(
-            [("float32", rows)],
+            [("float32", rows, None, None)],
             Q8._replace(group_size=group_size),
             64,
             aligned[begin : begin + num_bytes],

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from octavo.ops import Array, linear
-from octavo.ops.native.weights import Format, pack_rows
+from octavo.ops.native.weight_formats import Format
+from octavo.ops.native.weights import pack_rows
 from support.backends import native_backend
 
 _IDLE = """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from octavo import machine
+from octavo import machine, ops
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.ops.backend import WeightRequest, load_backend
 from octavo.ops.native import weight_cache, weights
 from octavo.ops.native.array import NativeArray
 from octavo.ops.native.backend import NativeBackend
-from octavo.ops.native.weights import PackedWeight, format_of
+from octavo.ops.native.weight_formats import held_parts
+from octavo.ops.native.weights import PackedWeight, StackedWeight
+from octavo.quantization.grouped import GroupedLayout
+from support.grouped_arrays import GroupedArray
 from support.panels import groups_of, unpack
 from support.stored_arrays import MemoryArray, request
 
@@ -28,6 +33,13 @@ HEAD = ("table", "head")
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def format_of(request: WeightRequest, dtype: str, quantization: str | None) -> str:
+    """Of its matrices, from the first row on."""
+    held = held_parts(request, dtype, quantization)
+    assert held is not None
+    return " + ".join(str(format) for format, _ in groupby(one.format for one in held))
 
 
 def stored_as(*dtypes: str, roles: Any = ("matrix",)) -> WeightRequest:
@@ -42,28 +54,43 @@ def stored_as(*dtypes: str, roles: Any = ("matrix",)) -> WeightRequest:
         (["float32"], "float32"),
         (["bfloat16"] * 3, "bfloat16"),
         (["float16"] * 2, "float16"),
-        (["bfloat16", "float16"], "float32"),
-        (["bfloat16", "float32"], "float32"),
+        (["bfloat16", "float16"], "bfloat16 + float16"),
+        (["bfloat16", "float32", "float32"], "bfloat16 + float32"),
         (["float64"], "float32"),
         (["float8_e4m3fn"], "float32"),
         (["Q8_0"] * 2, "int8"),
         (["Q4_0"] * 3, "int4"),
         (["Q4_1"], "int4 with minimum"),
         (["Q4_0", "Q4_1", "Q4_0"], "int4 with minimum"),
-        (["Q4_1", "Q8_0"], "float32"),
-        (["Q8_0", "float16"], "float32"),
-        (["Q4_K"], "float32"),
-        (["Q4_K", "Q6_K"], "float32"),
+        (["Q4_1", "Q8_0"], "int4 with minimum + int8"),
+        (["Q8_0", "float16", "Q8_0"], "int8 + float16 + int8"),
+        (["Q5_0", "Q8_0"], "int8"),
+        (["Q5_1"], "int8 with minimum, float32 scales"),
+        (["Q2_K"], "int4 with minimum in groups of 16, int8 scales"),
+        (["Q3_K"], "int4 in groups of 16, int8 scales"),
+        (["Q5_K"], "int8 with minimum, int8 scales"),
+        (
+            ["Q4_K", "Q4_K", "Q6_K"],
+            "int4 with minimum, int8 scales + int8 in groups of 16, int8 scales",
+        ),
     ],
 )
 def test_nothing_is_lost_of_what_is_stored(dtypes: list[str], expected: str) -> None:
-    assert str(format_of(stored_as(*dtypes), "stored", None)) == expected
+    assert format_of(stored_as(*dtypes), "stored", None) == expected
+
+
+@pytest.mark.parametrize("roles", [HEAD, ("table",)])
+def test_a_table_is_one_matrix(roles: Any) -> None:
+    assert format_of(stored_as("Q6_K", roles=roles), "stored", None) == (
+        "int8 in groups of 16, int8 scales"
+    )
+    assert format_of(stored_as("Q8_0", "bfloat16", roles=roles), "stored", None) == "float32"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_dtype_is_that_of_every_matrix(dtype: str) -> None:
     for stored in ("float32", "bfloat16", "Q4_1", "Q8_0"):
-        assert str(format_of(stored_as(stored), dtype, None)) == dtype
+        assert format_of(stored_as(stored), dtype, None) == dtype
 
 
 @pytest.mark.parametrize(
@@ -88,11 +115,15 @@ def test_a_dtype_is_that_of_every_matrix(dtype: str) -> None:
         (["Q8_0"], ("matrix",), "int8-channel", "int8"),
         (["Q4_1"], ("matrix",), "int4-sym-g128", "int4 with minimum"),
         (["Q8_0", "float16"], ("matrix",), "int4-g64", "int4 with minimum in groups of 64"),
+        (["Q4_K"], ("matrix",), "int4", "int4 with minimum, int8 scales"),
+        (["Q6_K"], ("matrix",), "int4", "int4 with minimum"),
+        (["Q6_K"], ("matrix",), "int8", "int8 in groups of 16, int8 scales"),
+        (["Q4_K", "Q6_K"], ("matrix",), "int8", "int8 + int8 in groups of 16, int8 scales"),
     ],
 )
 def test_quantization(dtypes: list[str], roles: Any, quantization: str, expected: str) -> None:
     for dtype in ("stored", "bfloat16"):
-        assert str(format_of(stored_as(*dtypes, roles=roles), dtype, quantization)) == expected
+        assert format_of(stored_as(*dtypes, roles=roles), dtype, quantization) == expected
 
 
 @pytest.mark.parametrize(
@@ -114,8 +145,8 @@ def test_a_scale_is_of_as_many_weights_as_asked(
     quantization: str, kind: str, has_min: bool, group_size: int
 ) -> None:
     (packed,) = load([request(MemoryArray.of(normal(20, 320)))], quantization=quantization)
-    assert packed.format[:2] == (kind, has_min)
-    _, scales, mins = groups_of(packed)
+    assert packed.format[:2] == (kind, "min" if has_min else None)
+    _, scales, mins, _ = groups_of(packed)
     for kept in (scales,) if mins is None else (scales, mins):
         changes = (kept[:, 1:] != kept[:, :-1]).all(axis=0)
         assert np.flatnonzero(changes).tolist() == [
@@ -125,7 +156,7 @@ def test_a_scale_is_of_as_many_weights_as_asked(
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_vectors_are_float32(quantization: str | None) -> None:
-    assert format_of(stored_as("bfloat16", roles=("vector",)), "stored", quantization) is None
+    assert held_parts(stored_as("bfloat16", roles=("vector",)), "stored", quantization) is None
 
 
 def load(requests: list[WeightRequest], **options: Any) -> list[Any]:
@@ -133,12 +164,14 @@ def load(requests: list[WeightRequest], **options: Any) -> list[Any]:
     loaded = list(plan.load())
     for arrays, name, num_bytes in zip(loaded, plan.formats, plan.num_bytes, strict=True):
         for array in arrays:
-            if isinstance(array, PackedWeight):
-                assert (str(array.format), array.data.nbytes) == (name, num_bytes)
-                assert array.data.ctypes.data % 64 == 0
-            else:
+            if isinstance(array, NativeArray):
                 assert name == "float32"
                 assert num_bytes == -(-array.values.nbytes // 64) * 64
+                continue
+            packed = array.parts if isinstance(array, StackedWeight) else [array]
+            assert " + ".join(str(one.format) for one in packed) == name
+            assert sum(one.data.nbytes for one in packed) == num_bytes
+            assert all(one.data.ctypes.data % 64 == 0 for one in packed)
     return [arrays[0] for arrays in loaded]
 
 
@@ -163,6 +196,48 @@ def test_parts_are_stacked_whatever_their_rows_and_types(
     (packed,) = load([request(*parts)], **options)
     expected = np.concatenate([part.values for part in parts])
     np.testing.assert_allclose(unpack(packed), expected, rtol=0, atol=tolerance)
+
+
+def test_matrices_of_several_formats_are_one_weight() -> None:
+    """A Q4_K matrix above a Q6_K one, as query, key and value often are."""
+    parts = [
+        MemoryArray.of_random_blocks("Q4_K", 21, 256),
+        MemoryArray.of_random_blocks("Q6_K", 33, 256),
+        MemoryArray.of(normal(16, 256).astype(np.float16)),
+    ]
+    (weight,) = load([request(*parts)])
+    assert isinstance(weight, StackedWeight)
+    expected = np.concatenate([part.values.astype(np.float32) for part in parts])
+    np.testing.assert_array_equal(unpack(weight), expected)
+
+    BACKEND.choose("float32", {})
+    x, bias = normal(3, 256), normal(70)
+    added = BACKEND.from_host(bias)
+
+    def products(x: Any) -> tuple[Any, ...]:
+        return ops.linear(x, weight, added), *(ops.linear(x, part) for part in weight.parts)
+
+    whole, *alone = map(BACKEND.to_host, BACKEND.compile(products)(BACKEND.from_host(x)))
+    np.testing.assert_array_equal(whole, np.concatenate(alone, axis=1) + bias)
+
+
+def test_inputs_in_another_order() -> None:
+    """As GPTQ's desc_act has them; equal orders are one array."""
+    order = np.random.default_rng(0).permutation(96)
+    parts = [
+        replace(GroupedArray.random(GroupedLayout("int8"), 20, 96, seed), input_order=order.copy())
+        for seed in range(2)
+    ]
+    first, second = load([request(part) for part in parts])
+    assert first.order is second.order
+    np.testing.assert_array_equal(unpack(first), parts[0].read(slice(None))[:, order])
+
+    BACKEND.choose("float32", {})
+    x = normal(3, 96)
+    actual = BACKEND.compile(lambda x: ops.linear(x, first))(BACKEND.from_host(x))
+    plain = PackedWeight(first.format, first.shape, first.data, first.panel_stride)
+    expected = BACKEND.compile(lambda x: ops.linear(x, plain))(BACKEND.from_host(x[:, order]))
+    np.testing.assert_array_equal(BACKEND.to_host(actual), BACKEND.to_host(expected))
 
 
 def test_every_weight_of_a_model_in_its_place() -> None:
