@@ -94,8 +94,8 @@ class ModelConfig:
     )
     quantization: str | None = knob(
         None,
-        "Quantize the weights as they are loaded (default: as they are stored). int4 keeps "
-        "embedding and head at 8 bits. Groups of 32 weights share a scale, and in int4 a zero "
+        "Quantize the weights as they are loaded (default: as they are stored). int4 and fp8 keep "
+        "embedding and head in int8. Groups of 32 weights share a scale, and in int4 a zero "
         "point (-sym: none); with -g64 and -g128 larger groups do, with -channel all weights of an "
         "output: that loses more and saves nothing here.",
         choices=tuple(QUANTIZATIONS),

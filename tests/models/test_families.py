@@ -120,6 +120,7 @@ FORMATS = [  # weights and cache, and how far logits may be off
     ("native", {"dtype": "float16"}, "float32", 0.004),
     ("native", {"quantization": "int8"}, "int8", 0.1),
     ("native", {"quantization": "int4"}, "fp8", 0.6),
+    ("native", {"quantization": "fp8"}, "float32", 0.3),
     ("torch", {"dtype": "bfloat16"}, "bfloat16", 0.04),
 ]
 MATRIX = [

@@ -36,12 +36,14 @@ def plain_kv_dtype(asked: str) -> str:
 
 class Quantization(NamedTuple):
     """bits: 8 or 4. group_size: weights along a row that share a scale; None is the whole row, one
-    scale an output channel. is_symmetric: without a zero point; 8 bits never have one.
+    scale an output channel. is_symmetric: without a zero point; 8 bits never have one. is_float:
+    e4m3, of 8 bits.
     """
 
     bits: int
     group_size: int | None = 32
     is_symmetric: bool = True
+    is_float: bool = False
 
 
 QUANTIZATIONS = {
@@ -55,5 +57,6 @@ QUANTIZATIONS = {
     "int4-sym": Quantization(4),
     "int4-sym-g64": Quantization(4, 64),
     "int4-sym-g128": Quantization(4, 128),
+    "fp8": Quantization(8, is_float=True),
 }
 """What weights may be quantized to as they are loaded, by the names that `--quantization` takes."""

@@ -46,6 +46,7 @@ WEIGHT_FORMATS = {one.name: one for one in _DENSE} | {
     name: WeightFormat(name, 8 * num_bytes / weights, "bfloat16")
     for name, (num_bytes, weights) in _GGUF_BLOCKS.items()
 }
+_FP8_IN_GROUPS = WeightFormat("fp8", 8 + 32 / 32, "bfloat16")  # a float32 scale for each 32
 _ALIASES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "awq": "int4", "gptq": "int4"}
 
 
@@ -60,11 +61,13 @@ def weight_format(name: str) -> WeightFormat:
 
 def quantized_formats(quantization: str) -> tuple[WeightFormat, WeightFormat]:
     """Of the layers' matrices, and of embedding and head, where Octavo quantizes weights as it
-    loads them: in blocks like these of GGUF, whose scales larger groups repeat.
+    loads them: in blocks like these of GGUF, whose scales larger groups repeat, or 8-bit floats.
 
     quantization: a key of `QUANTIZATIONS`.
     """
     made, of_8_bits = QUANTIZATIONS[quantization], WEIGHT_FORMATS["Q8_0"]
+    if made.is_float:
+        return _FP8_IN_GROUPS, of_8_bits
     if made.bits == 8:
         return of_8_bits, of_8_bits
     return WEIGHT_FORMATS["Q4_0" if made.is_symmetric else "Q4_1"], of_8_bits

@@ -74,13 +74,15 @@ def test_a_missed_promise_is_the_exit_status(config: str, tmp_path: Path) -> Non
     assert main([*arguments, "--slo", "ttft_p50<1ms", "--out", str(tmp_path / "run")]) == 1
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int8-channel", "int4", "int4-sym-g64"])
+@pytest.mark.parametrize("quantization", ["int8", "int8-channel", "int4", "int4-sym-g64", "fp8"])
 def test_weights_are_quantized_as_the_engine_does_it(
     config: str, tmp_path: Path, quantization: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Embedding and head get 8 bits; groups have 32 weights, whatever shares a scale."""
     matrices, table = 16 * (2048 * 64 * (2 * 32 + 2 * 8) + 3 * 2048 * 8192), 128256 * 2048
-    bits = {"int8": 8.5, "int4": 5.0, "int4-sym": 4.5}[re.sub(r"-(g\d+|channel)", "", quantization)]
+    bits = {"int8": 8.5, "int4": 5.0, "int4-sym": 4.5, "fp8": 9.0}[
+        re.sub(r"-(g\d+|channel)", "", quantization)
+    ]
     arguments = ["simulate", config, "--hardware", "L4", "--concurrency", "1", "--lengths", "8,2"]
     arguments += ["--num-requests", "2", "--quantization", quantization]
     main([*arguments, "--out", str(tmp_path / "run")])

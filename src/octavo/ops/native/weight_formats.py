@@ -149,9 +149,9 @@ def held_parts(
 ) -> tuple[HeldPart, ...] | None:
     """How to hold each part of a weight; None for vectors, which are float32.
 
-    With `quantization` (a key of QUANTIZATIONS), matrices get its bits; with 4 the table and the
-    head still get 8, in groups of 32, where 4 cost most (of the default model, a quarter of all
-    loss is theirs). What is stored in the bits asked for is kept as it is.
+    With `quantization` (a key of QUANTIZATIONS), matrices get its bits; with 4 and with floats the
+    table and the head still get int8, in groups of 32, where 4 cost most (of the default model, a
+    quarter of all loss is theirs). What is stored in the bits asked for is kept as it is.
 
     Without, a dtype's name is the format of all, and "stored" loses nothing: parts stay what they
     are, but Q4_0 beside Q4_1 gets a minimum, so that they are one matrix, and what no format holds
@@ -168,7 +168,7 @@ def held_parts(
     held = []
     for part in request.parts:
         kept = _kept(part) if wanted is not None or dtype == "stored" else None
-        if kept is not None and (wanted is None or kept.format.bits == wanted.bits):
+        if kept is not None and (wanted is None or _is_as_asked(kept.format, wanted)):
             held.append(kept)
         elif wanted is not None:
             held.append(HeldPart(part, _quantized(wanted, request)))
@@ -188,9 +188,16 @@ def _has_order(held: Sequence[HeldPart]) -> bool:
     return any(one.tensor is not None and one.tensor.input_order is not None for one in held)
 
 
+def _is_as_asked(format: Format, wanted: Quantization) -> bool:
+    return format.bits == wanted.bits and (format.kind == "f8") == wanted.is_float
+
+
 def _quantized(wanted: Quantization, request: WeightRequest) -> Format:
-    if wanted.bits == 4 and not {"matrix", "matrices"}.intersection(request.roles):
+    is_inner = not {"matrix", "matrices"}.isdisjoint(request.roles)
+    if (wanted.bits == 4 or wanted.is_float) and not is_inner:
         return Format("q8")
+    if wanted.is_float:
+        return Format("f8", scales="f32", group_size=wanted.group_size)
     offset: Literal["min"] | None = None if wanted.is_symmetric else "min"
     return Format(f"q{wanted.bits}", offset, group_size=wanted.group_size)
 
