@@ -23,6 +23,8 @@ from support.quantized_files import CASES, quantize_checkpoint
 FAMILIES = ("llama", "qwen3")
 TOKENS = np.random.default_rng(3).integers(VOCAB_SIZE, size=40).tolist()
 ODD_GROUPS = ("gptq, groups of 8",)
+FLOATS = (*ODD_GROUPS, "gptq, groups of 16")
+"""Whose groups no format of the native backend has."""
 
 
 class Files(NamedTuple):
@@ -114,6 +116,16 @@ def test_experts_are_quantized_like_other_matrices(
     assert checkpoint.tensors[expert].dtype != "float32"
     expected = logits(floats, "torch", "float32")
     np.testing.assert_allclose(logits(quantized, "torch", "float32"), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_codes_stay_in_few_bits(files: Callable[[str, str], Files], case: str) -> None:
+    checkpoint = open_checkpoint(str(files(case, "llama").quantized))
+    model = build_model(checkpoint.config)
+    plan = plan_weights(model, checkpoint, cpu_backend("native"), "stored")
+    for weights, held in zip(model.tensors(), plan.formats, strict=True):
+        if weights[0].names[0].endswith("_proj.weight"):
+            assert (held == "float32") == (case in FLOATS), held
 
 
 def test_the_torch_backend_says_what_it_makes_floats_of(
