@@ -21,7 +21,7 @@ from octavo.cli.evaluate import (
     windows_of,
 )
 from octavo.cli.settings import Flags, takes_knobs
-from octavo.core.dtypes import QUANTIZATIONS
+from octavo.core.dtypes import INTEGER_QUANTIZATIONS
 from octavo.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def quantize(
     ],
     form: Annotated[
         str,
-        typer.Option("--format", metavar="FORMAT", help=f"{', '.join(QUANTIZATIONS)}."),
+        typer.Option("--format", metavar="FORMAT", help=f"{', '.join(INTEGER_QUANTIZATIONS)}."),
     ] = "int4",
     method: Annotated[
         str,
@@ -87,8 +87,10 @@ def quantize(
     matrices, and perplexity, divergence and agreement against the original in float32;
     quantization.json in the folder has all of it, for each matrix.
     """
-    if form not in QUANTIZATIONS:
-        raise ConfigError(f"--format {form!r} is unknown; use one of {', '.join(QUANTIZATIONS)}")
+    if form not in INTEGER_QUANTIZATIONS:
+        raise ConfigError(
+            f"--format {form!r} is unknown; use one of {', '.join(INTEGER_QUANTIZATIONS)}"
+        )
     if method not in _METHODS:
         raise ConfigError(f"--method {method!r} is unknown; use gptq or rtn")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -224,7 +226,7 @@ def _write(
         return write_quantized(
             model,
             checkpoint,
-            QUANTIZATIONS[form],
+            INTEGER_QUANTIZATIONS[form],
             out,
             dtype=dtype_of_scales(checkpoint, config.model.dtype),
             calibration=calibration,

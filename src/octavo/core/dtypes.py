@@ -60,3 +60,6 @@ QUANTIZATIONS = {
     "fp8": Quantization(8, is_float=True),
 }
 """What weights may be quantized to as they are loaded, by the names that `--quantization` takes."""
+
+INTEGER_QUANTIZATIONS = {name: form for name, form in QUANTIZATIONS.items() if not form.is_float}
+"""Those that `octavo quantize` writes."""

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from octavo.compression.grid import DTYPES, Grid, grid_of
-from octavo.core.dtypes import QUANTIZATIONS, Quantization
+from octavo.core.dtypes import INTEGER_QUANTIZATIONS, Quantization
 
-FORMS = [*QUANTIZATIONS.values()]
+FORMS = [*INTEGER_QUANTIZATIONS.values()]
 
 
 def normal(*shape: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from octavo.compression.calibration import Calibration
 from octavo.compression.model import Written, dtype_of_scales, quantize
-from octavo.core.dtypes import QUANTIZATIONS
+from octavo.core.dtypes import INTEGER_QUANTIZATIONS
 from octavo.core.errors import ConfigError
 from octavo.models.registry import build_model
 from octavo.weights import Checkpoint, open_checkpoint
@@ -39,7 +39,7 @@ def write(
     return quantize(
         model,
         checkpoint,
-        QUANTIZATIONS[name],
+        INTEGER_QUANTIZATIONS[name],
         out,
         calibration=calibration,
         progress=lambda done, total: None,

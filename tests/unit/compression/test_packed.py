@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from octavo.compression.grid import Grid, grid_of
 from octavo.compression.packed import packed_tensors, quantization_config
-from octavo.core.dtypes import QUANTIZATIONS
+from octavo.core.dtypes import INTEGER_QUANTIZATIONS
 
 REFERENCES = Path(__file__).parents[1] / "quantization" / "reference_matrices"
 
@@ -27,7 +27,7 @@ def bits_of(words: np.ndarray, bits: int, count: int) -> np.ndarray:
 @pytest.mark.parametrize("outputs", [16, 21])
 @pytest.mark.parametrize("name", ["int4", "int4-sym-g64", "int8", "int8-channel"])
 def test_tensors_hold_codes_scales_and_zeros(name: str, outputs: int) -> None:
-    form = QUANTIZATIONS[name]
+    form = INTEGER_QUANTIZATIONS[name]
     weights = np.random.default_rng(0).normal(size=(outputs, 192)).astype(np.float32)
     grid = grid_of(weights, form, "bfloat16")
     codes = grid.codes(weights)
