@@ -62,11 +62,13 @@ LOADED = (
     Variant("as stored", {}),
     Variant("int8", {"quantization": "int8"}),
     Variant("int8-channel", {"quantization": "int8-channel"}),
+    Variant("fp8", {"quantization": "fp8"}),
     Variant("int4", {"quantization": "int4"}),
+    Variant("int4-g128", {"quantization": "int4-g128"}),
 )
 WRITTEN = tuple(
     Variant(f"{form}, {method}", {}, (form, method))
-    for form in ("int8-channel", "int4", "int4-g64", "int4-sym-g64")
+    for form in ("int8-channel", "int4", "int4-g64", "int4-sym-g128")
     for method in ("rtn", "gptq")
 )
 CACHES = ("bfloat16", "int8", "fp8", "int8,int4", "int4")
@@ -100,7 +102,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class WeightRow:
-    """prefill, decode: tokens/s, by sequences at once."""
+    """prefill, decode: tokens/s, by sequences at once; empty if no speed is measured."""
 
     name: str
     num_bytes: int
@@ -124,7 +126,9 @@ class CacheRow:
 
 
 class Setup(NamedTuple):
-    """What all formats share. length: of prompts whose prefill is timed."""
+    """What all formats share. length: of prompts whose prefill is timed. iterations: of each timed
+    batch; 0 times nothing.
+    """
 
     model: str
     threads: int | None
@@ -187,7 +191,7 @@ def weight_row(setup: Setup, variant: Variant, model: str, reference: Reference)
     num_bytes, bits = loaded.weight_bytes, 8 * loaded.weight_bytes / loaded.num_parameters
     del loaded
     prefill, decode = {}, {}
-    for batch in BATCHES:
+    for batch in BATCHES if setup.iterations else ():
         seconds = _latency(setup, model, variant, batch, setup.length, 1)
         prefill[batch] = batch * setup.length / seconds
         first = _latency(setup, model, variant, batch, 16, 1)
@@ -320,16 +324,20 @@ _QUALITY = ("perplexity", "change", "KL", "worst KL", "top-1")
 
 
 def weight_table(rows: Sequence[WeightRow]) -> Iterator[str]:
+    speeds = ("prefill 1, 16", "decode 1, 16") if rows[0].decode else ()
     yield from _table(
-        ("weights", "MB", "bits", *_QUALITY, "prefill 1, 16", "decode 1, 16"),
+        ("weights", "MB", "bits", *_QUALITY, *speeds),
         [
             [
                 row.name,
                 f"{row.num_bytes / 1e6:.0f}",
                 f"{row.bits:.2f}",
                 *_quality_cells(row.quality),
-                ", ".join(f"{row.prefill[batch]:,.0f}" for batch in BATCHES),
-                ", ".join(f"{row.decode[batch]:,.0f}" for batch in BATCHES),
+                *(
+                    ", ".join(f"{by_batch[batch]:,.0f}" for batch in BATCHES)
+                    for by_batch in (row.prefill, row.decode)
+                    if by_batch
+                ),
             ]
             for row in rows
         ],
@@ -401,7 +409,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--long-context", type=int, default=2048)
     parser.add_argument("--long-windows", type=int, default=8)
     parser.add_argument("--calibration-tokens", type=int, default=65_536)
-    parser.add_argument("--iterations", type=int, default=3, help="of each timed batch")
+    parser.add_argument(
+        "--iterations", type=int, default=3, help="of each timed batch; 0: no speeds"
+    )
     parser.add_argument("--only", default="", help="variants whose names have one of A,B,...")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--picture", type=Path, help="where the picture goes, .svg or .png")
@@ -451,7 +461,7 @@ def run(args: argparse.Namespace, folder: Path) -> None:
 
         draw(
             args.picture,
-            [(row.name, row.bits, row.quality.kl, row.decode[1]) for row in weights],
+            [(row.name, row.bits, row.quality.kl, row.decode.get(1)) for row in weights],
             [(row.dtype, row.token_bytes, row.quality.kl) for row in caches],
             open_checkpoint(args.model).name + (", on no grid" if args.off_grid else ""),
         )

@@ -12,25 +12,30 @@ from octavo.bench.output import style
 
 def draw(
     path: Path,
-    weights: Sequence[tuple[str, float, float, float]],
+    weights: Sequence[tuple[str, float, float, float | None]],
     caches: Sequence[tuple[str, float, float]],
     subtitle: str,
 ) -> None:
-    """weights: name, bits a weight, KL and tokens/s of one request. caches: name, bytes a token and
-    KL. What has no divergence at all is the reference, and left out.
+    """weights: name, bits a weight, KL and tokens/s of one request, if that is known. caches: name,
+    bytes a token and KL. What has no divergence at all is the reference, and left out.
     """
     points = [(name, bits, kl) for name, bits, kl, _ in weights if kl > 0]
-    speeds = [(name, speed, kl) for name, _, kl, speed in weights if kl > 0]
+    speeds = [(name, speed, kl) for name, _, kl, speed in weights if kl > 0 and speed is not None]
     kept = [(name, num_bytes, kl) for name, num_bytes, kl in caches if kl > 0]
     with style.styled():
         title = "Quantization: what fewer bits cost, and what they gain"
         figure = style.new_figure(title, subtitle, width=14, height=4.8)
-        row = figure.subplots(1, 3, squeeze=False)[0]
-        for axes, found, label in (
-            (row[0], points, "bits a weight"),
-            (row[1], speeds, "tokens/s of one request"),
-            (row[2], kept, "bytes of cache a token"),
-        ):
+        panels = [
+            (found, label)
+            for found, label in (
+                (points, "bits a weight"),
+                (speeds, "tokens/s of one request"),
+                (kept, "bytes of cache a token"),
+            )
+            if found
+        ]
+        row = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, (found, label) in zip(row, panels, strict=True):
             _draw_panel(axes, found)
             axes.set_xlabel(label)
         row[0].set_ylabel("KL divergence from float32 (nats)")
@@ -38,8 +43,6 @@ def draw(
 
 
 def _draw_panel(axes: Axes, points: Sequence[tuple[str, float, float]]) -> None:
-    if not points:
-        return
     style.log_axis(
         axes,
         "y",
