@@ -20,9 +20,10 @@ inline WeightFormat format_of(const FormatNumbers& numbers) {
   return format;
 }
 
-void bind_latents(nanobind::module_& m);
+void bind_caches(nanobind::module_& m);
 void bind_limits(nanobind::module_& m);
 void bind_pack(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
+void bind_tape(nanobind::module_& m);
 
 }  // namespace octavo

@@ -6,9 +6,10 @@
 
 #include <cstdint>
 #include <new>
+#include <stdexcept>
 
 #include "formats.h"
-#include "tape.h"
+#include "memory.h"
 
 namespace octavo {
 
@@ -18,6 +19,7 @@ namespace octavo {
 class Pages {
  public:
   Pages(int64_t bytes, double shift) : bytes_(bytes + 2 * kHugePage) {
+    if (!(shift >= 0 && shift < 1)) throw std::invalid_argument("a shift is from 0 to 1");
     memory_ = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory_ == MAP_FAILED) throw std::bad_alloc();

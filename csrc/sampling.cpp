@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "tape.h"
+#include "memory.h"
 
 namespace octavo {
 

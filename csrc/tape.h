@@ -135,6 +135,7 @@ class Tape {
   Ref map(const char* name, double value_ns, Ref x, int64_t size, RowKernel kernel);
   Ref map(const char* name, double value_ns, Ref x, int64_t size, FactorKernel kernel,
           float factor);
+  Ref gated(const char* name, double value_ns, Ref x, int64_t size, RowKernel kernel);
   int32_t split_buffer(bool is_quantized, Symbol symbol, int64_t columns, int64_t parts);
   int32_t gathered(Ref x, Ref routing, const ExpertArgs& args, bool is_integer);
   int32_t plan_of(const AttentionKind& kind);
@@ -160,12 +161,5 @@ class Tape {
   int64_t scratch_bytes_ = 0;
   std::vector<std::shared_ptr<void>> scratch_;  // by worker
 };
-
-// Memory aligned to its pages, which are huge ones where it is large and the system has them.
-std::shared_ptr<void> allocate_aligned(int64_t bytes);
-
-constexpr int64_t kHugePage = 2 << 20;
-// A wish; small pages do as well.
-void advise_huge_pages(void* memory, int64_t bytes);
 
 }  // namespace octavo

@@ -18,6 +18,7 @@
 
 #include "isa.h"
 #include "kernels.h"
+#include "memory.h"
 #include "pack.h"
 #include "pool.h"
 #include "sampling.h"
