@@ -29,7 +29,7 @@ struct TokenGroup {
   const uint8_t* v;
   const uint8_t* after_k;  // what to fetch into the caches while k and v are used
   const uint8_t* after_v;
-  const float* k_scales;  // int8 only
+  const float* k_scales;  // of integers only
   const float* v_scales;
   int64_t token;  // the first one, counted from the chunk's first
   int64_t count;

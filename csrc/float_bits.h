@@ -66,4 +66,19 @@ inline uint16_t bfloat_of_float(float x) {
   return uint16_t(((bits & kMagnitude) > kInfinity ? bits | 0x400000 : rounded) >> 16);
 }
 
+// To float8 e4m3: round to nearest, ties to even; beyond 448 (and infinite) becomes 448; NaN becomes
+// 0x7f, the one code that is read as NaN.
+inline uint8_t f8e4m3_of_float(float x) {
+  const auto bits = std::bit_cast<uint32_t>(x), sign = bits >> 24 & 0x80;
+  const uint32_t magnitude = bits & kMagnitude, most = std::bit_cast<uint32_t>(448.0f);
+  const uint32_t limited = magnitude < most ? magnitude : most;
+  // Exponents differ in their bias by 120, fractions in their width by 20 bits.
+  const uint32_t normal = ((limited + 0x7ffff + (limited >> 20 & 1)) >> 20) - (120 << 3);
+  // Below 2^-6 the step is 2^-9 throughout, as that of floats from 2^14 on.
+  const float small = std::bit_cast<float>(limited) + 0x1p14f;
+  const uint32_t subnormal = std::bit_cast<uint32_t>(small) - std::bit_cast<uint32_t>(0x1p14f);
+  const uint32_t code = limited < std::bit_cast<uint32_t>(0x1p-6f) ? subnormal : normal;
+  return uint8_t(magnitude > uint32_t(kInfinity) ? 0x7f : sign | code);
+}
+
 }  // namespace octavo

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -196,17 +197,6 @@ Fit quantize_q4_min(const Floats* w, int64_t count, Ints* values, Ints* trial) {
 // w = scale * value, the scale such that the largest |w| has the largest value, 448.
 Floats fit_f8(const Floats* w, int64_t count) { return largest_magnitude(w, count) / 448; }
 
-// The bits of the nearest number of e4m3, ties to even, saturating at 448.
-uint8_t f8_of_float(float x) {
-  const auto bits = std::bit_cast<uint32_t>(x), rest = bits & kMagnitude, sign = bits >> 24 & 0x80;
-  if (rest > uint32_t(kInfinity)) return 0x7f;
-  // Below 2^-6 numbers lie 2^-9 apart, as floats do from 2^14 on.
-  const float small = std::bit_cast<float>(rest) + 0x1p14f;
-  const uint32_t subnormal = std::bit_cast<uint32_t>(small) - std::bit_cast<uint32_t>(0x1p14f);
-  const uint32_t normal = (rest + 0x7ffff + (rest >> 20 & 1) - (120 << 23)) >> 20;
-  return uint8_t(sign | (rest < 0x3c800000 ? subnormal : std::min(normal, 0x7eu)));
-}
-
 // --- panels with scales ---------------------------------------------------------------------
 
 // Where the parts of one panel's groups lie.
@@ -311,11 +301,13 @@ void quantize_f8_panel(int64_t inputs, int64_t scale_group, ScaledPanel panel, S
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const Floats scales =
           fit_f8(scratch.weights.data() + first * kQuarters + lane / kWidth, end - first);
-      const float scale = scales[lane % kWidth], inverse = scale > 0 ? 1 / scale : 0;
+      const float scale = scales[lane % kWidth];
+      // Of a subnormal scale it may be infinite, which zeros must not be multiplied by.
+      const float inverse = scale >= FLT_MIN ? 1 / scale : 0;
       for (int64_t g = first / kGroup; g * kGroup < end; ++g) panel.put_scale(g, 0, lane, scale);
       for (int64_t k = first; k < end; ++k)
         panel.values(k / kGroup)[k % kGroup * kLanes + lane] =
-            f8_of_float(weights[k * kLanes + lane] * inverse);
+            f8e4m3_of_float(weights[k * kLanes + lane] * inverse);
     }
   }
 }

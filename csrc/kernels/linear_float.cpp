@@ -1,9 +1,9 @@
 // Products of float rows with panels of floats, of f8e4m3 and of tables of floats.
 //
 // Where a group has scales, a weight is first made the float32 number scale * value, so that the
-// product is that of the dequantized matrix. A tile of R rows by P panels stays in registers over the whole of k. Whatever the tile, an output
-// is one fused multiply-add after another in rising k, then bias, then residual: that makes a row's
-// bits independent of its batch.
+// product is that of the dequantized matrix. A tile of R rows by P panels stays in registers over the
+// whole of k. Whatever the tile, an output is one fused multiply-add after another in rising k, then
+// bias, then residual: that makes a row's bits independent of its batch.
 #include <utility>
 
 #include "simd.h"

@@ -3,8 +3,9 @@
 //
 //   y = fma(float(dot), scale_w * scale_x, y), then with an offset y = fma(min_w, sum_x, y),
 //
-// where min_w is the minimum or scale_w * offset, spans in rising order; bias and residual are added at the end, in this order. Every instruction
-// set and every tile height does the same float operations, so a row's bits depend on neither.
+// where min_w is the minimum or scale_w * offset, spans in rising order; bias and residual are added
+// at the end, in this order. Every instruction set and every tile height does the same float
+// operations, so a row's bits depend on neither.
 #include <array>
 #include <iterator>
 #include <utility>

@@ -1,6 +1,7 @@
 // Operations on rows by themselves: norms, positions, gates, residuals, quantization, lookup.
 #include <cmath>
 
+#include "../float_bits.h"
 #include "map.h"
 #include "table.h"
 
@@ -259,13 +260,6 @@ void quantize(Rows x, QuantizedRows y, int64_t t0, int64_t t1, int64_t size) {
   }
 }
 
-inline float bf16_to_float(uint16_t x) {
-  const uint32_t bits = uint32_t(x) << 16;
-  float y;
-  std::memcpy(&y, &bits, sizeof y);
-  return y;
-}
-
 // Input k's group of one output: its values, and its scale and minimum.
 struct Span {
   const uint8_t* values;
@@ -277,14 +271,14 @@ Span span_of(const WeightFormat& format, const uint8_t* panel, int64_t k, int64_
   const auto read = [&](int64_t scales, int64_t factors) {
     const auto* words = reinterpret_cast<const uint16_t*>(panel + scales);
     switch (format.scales) {
-      case Scales::f16: return half_to_float(words[number]);
-      case Scales::bf16: return bf16_to_float(words[number]);
+      case Scales::f16: return float_of_half(int32_t(words[number]));
+      case Scales::bf16: return float_of_bfloat(words[number]);
       case Scales::f32: return reinterpret_cast<const float*>(panel + scales)[number];
       case Scales::k8: break;
     }
     const auto* halves = reinterpret_cast<const uint16_t*>(panel + factors);
     return float(reinterpret_cast<const int8_t*>(panel + scales)[number]) *
-           half_to_float(halves[lane]);
+           float_of_half(int32_t(halves[lane]));
   };
   const float scale = read(at.scales, at.factors);
   if (format.offset == Offset::none) return {panel + at.values, scale, 0.0f};
@@ -327,8 +321,10 @@ void unpack_row(const PackedMatrix& matrix, int64_t output, float* y) {
     case Values::f32:
       unpack(reinterpret_cast<const float*>(panel), [](float x) { return x; });
       return;
-    case Values::bf16: unpack(reinterpret_cast<const uint16_t*>(panel), bf16_to_float); return;
-    case Values::f16: unpack(reinterpret_cast<const uint16_t*>(panel), half_to_float); return;
+    case Values::bf16: unpack(reinterpret_cast<const uint16_t*>(panel), float_of_bfloat); return;
+    case Values::f16:
+      unpack(reinterpret_cast<const uint16_t*>(panel), float_of_half<int32_t>);
+      return;
     default: break;
   }
   for (int64_t k = 0; k < inputs; ++k) {

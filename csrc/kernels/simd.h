@@ -595,18 +595,6 @@ inline float max_lanes(f32x16 a) {
 }
 #endif
 
-// One fp16 number.
-inline float half_to_float(uint16_t h) {
-#if defined(__AVX2__)
-  return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
-#elif defined(__aarch64__)
-  return widen_f16(vdup_n_u16(h))[0];
-#else
-  const u32x4 rest = {(h & 0x7fffu) << 13}, sign = {(h & 0x8000u) << 16};
-  return with_sign(half_magnitude(rest), sign)[0];
-#endif
-}
-
 // exp(x) to about 1 ulp: 2^n times a polynomial on [-ln2/2, ln2/2]. Exactly 0 below -87.3; beyond
 // 88.3 as at 88.3; NaN stays NaN.
 inline f32x16 exp(f32x16 x) {

@@ -1,47 +1,17 @@
 // Writing keys and values into the paged cache, in its formats.
 
+#include <bit>
 #include <cfloat>
 #include <cmath>
 
 #include "../cached_token.h"
+#include "../float_bits.h"
 #include "rotation.h"
 #include "simd.h"
 #include "table.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
-
-inline uint32_t bits_of(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits;
-}
-
-inline float float_of(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
-// Round to nearest, ties to even; beyond 448 (and infinite) becomes 448; NaN becomes 0x7f, the one
-// code that is read as NaN.
-inline uint8_t to_f8e4m3(float x) {
-  const uint32_t sign = bits_of(x) >> 24 & 0x80, magnitude = bits_of(x) & 0x7fffffff;
-  const uint32_t limited = magnitude < bits_of(448.0f) ? magnitude : bits_of(448.0f);
-  // Exponents differ in their bias by 120, fractions in their width by 20 bits.
-  const uint32_t normal = ((limited + 0x7ffff + (limited >> 20 & 1)) >> 20) - (120 << 3);
-  // Below 2^-6 the step is 2^-9 throughout, as that of floats from 2^14 on.
-  const uint32_t subnormal = bits_of(float_of(limited) + 0x1p14f) - bits_of(0x1p14f);
-  const uint32_t code = limited < bits_of(0x1p-6f) ? subnormal : normal;
-  return uint8_t(magnitude > 0x7f800000 ? 0x7f : sign | code);
-}
-
-// Round to nearest, ties to even; NaN stays NaN.
-inline uint16_t to_bf16(float x) {
-  uint16_t rounded[kLanes];
-  store_bf16(rounded, splat(x));
-  return rounded[0];
-}
 
 // Scale and its inverse of integers; a vector of zeros has a scale of 0, one with a NaN or an
 // infinity a scale of NaN. Both have the inverse 0, and zeros for values.
@@ -57,12 +27,12 @@ Scale scale_of(const float* x, int64_t size, float limit) {
   uint32_t largest = 0;  // as bits, magnitudes are in order, NaN above infinity
   int64_t at = 0;
   for (int64_t e = 0; e < size; ++e) {
-    const uint32_t magnitude = bits_of(x[e]) & 0x7fffffff;
+    const uint32_t magnitude = std::bit_cast<uint32_t>(x[e]) & kMagnitude;
     if (magnitude > largest) at = e;
     largest = magnitude > largest ? magnitude : largest;
   }
-  if (largest >= 0x7f800000) return {NAN, 0.0f};
-  const float top = limit > 0.0f ? float_of(largest) : x[at];
+  if (largest >= uint32_t(kInfinity)) return {NAN, 0.0f};
+  const float top = limit > 0.0f ? std::bit_cast<float>(largest) : x[at];
   const float inverse = limit / top;
   if (!(inverse <= FLT_MAX && inverse >= -FLT_MAX)) return {0.0f, 0.0f};  // (nearly) zero
   return {top / limit, inverse};
@@ -112,7 +82,7 @@ struct ToF8 {
   void operator()(f32x16 x, uint8_t* to) const {
     float values[kLanes];
     store(values, x / splat(factor));
-    for (int64_t i = 0; i < kLanes; ++i) to[i] = to_f8e4m3(values[i]);
+    for (int64_t i = 0; i < kLanes; ++i) to[i] = f8e4m3_of_float(values[i]);
   }
 };
 struct ToInt {
@@ -213,10 +183,7 @@ void write_latent(const LatentCache& cache, Rows latents, Rows rotated, const in
     };
     switch (cache.format) {
       case KVFormat::f32: put(reinterpret_cast<float*>(row), [](float x) { return x; }); break;
-      case KVFormat::bf16: {
-        put(reinterpret_cast<uint16_t*>(row), to_bf16);
-        break;
-      }
+      case KVFormat::bf16: put(reinterpret_cast<uint16_t*>(row), bfloat_of_float); break;
       case KVFormat::i8: {
         const Scale of_latent = scale_of(latents.row(t), rank, 127.0f);
         const Scale of_rotated = scale_of(rotated.row(t), rope_dim, 127.0f);
@@ -228,7 +195,7 @@ void write_latent(const LatentCache& cache, Rows latents, Rows rotated, const in
         });
         break;
       }
-      case KVFormat::f8e4m3: put(row, to_f8e4m3); break;
+      case KVFormat::f8e4m3: put(row, f8e4m3_of_float); break;
       case KVFormat::i4: break;  // which LatentMemory refuses
     }
   }

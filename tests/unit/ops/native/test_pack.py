@@ -117,6 +117,14 @@ def test_fp8_is_rounded_to_nearest_even() -> None:
     np.testing.assert_array_equal(unpack(packed), expected)
 
 
+def test_weights_too_small_for_a_scale_in_fp8_become_zeros() -> None:
+    """A scale's inverse may be infinite; a zero beside such weights must not become NaN."""
+    weights = np.zeros((2, 64), np.float32)
+    weights[0, 3], weights[0, 35], weights[1, 40] = 1e-37, 1.0, 1e-44
+    unpacked = unpack(pack([MemoryArray.of(weights)], Format("f8", None, "f32")))
+    np.testing.assert_array_equal(unpacked, np.where(weights == 1, weights, 0))
+
+
 @pytest.mark.parametrize("shape", [(1, 32), (37, 96)])
 @pytest.mark.parametrize(
     ("block_type", "format"),
