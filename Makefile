@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 NATIVE := $(VENV)/native
 CXX_FILES := $(wildcard csrc/*.cpp csrc/*.h csrc/kernels/*.cpp csrc/kernels/*.h)
-CXX_TESTS := $(wildcard tests/native/*.cpp)
+CXX_TESTS := $(wildcard tests/native/*.cpp tests/native/*.h)
 DIST ?= dist
 # Two makes at once take turns in the build folder, where there is flock.
 TAKE_TURNS := $(shell command -v flock >/dev/null && echo flock $(VENV)/.lock)
