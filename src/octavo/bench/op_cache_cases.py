@@ -11,29 +11,36 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octavo import ops
+from octavo.bench.op_caches import (
+    BLOCK_SIZE,
+    attending,
+    clear_caches,
+    filled_layers,
+    layers_to_read,
+    layers_to_write,
+    rows_to_write,
+    write_function,
+    writing,
+)
 from octavo.bench.op_case import MOST_REPEATS, OpCase, Timer, random_rows, repeats_within, timer_of
 from octavo.core.model_spec import AttentionSpec, KVFormat
-from octavo.ops.batch import BatchContext, HostBatch, KVLayer
-from octavo.ops.native import _native
+from octavo.ops.backend import KVShape
+from octavo.ops.batch import BatchContext
 from octavo.ops.native.backend import NativeBackend
-from octavo.ops.native.limits import uncached_bytes
 
 if TYPE_CHECKING:
     from octavo.models.causal_lm import CausalLM
 
 KV_FORMATS = ("float32", "bfloat16", "int8", "fp8", "int4")
 
-BLOCK_SIZE = 16
-_LEAST_PREFILL = 16
+LEAST_PREFILL = 16
 """Rows from which a prompt is measured, too."""
 _LEAST_TREE, _MOST_TREE = 4, 64
 """Rows of trees of drafts."""
 
-_MOST_LAYERS = 2048
-
 
 def attention_cases(model: CausalLM, rows: Sequence[int], context: int) -> Iterator[OpCase]:
-    for spec in dict.fromkeys(model.spec.grouped_attention):
+    for spec in dict.fromkeys(grouped(model)):
         shape = f"{spec.num_heads}/{spec.num_kv_heads}x{spec.head_dim}"
         if spec.window is not None:
             shape += f" window {spec.window}"
@@ -58,7 +65,7 @@ def attention_cases(model: CausalLM, rows: Sequence[int], context: int) -> Itera
                     ),
                 )
             for count in rows:
-                if count >= _LEAST_PREFILL:
+                if count >= LEAST_PREFILL:
                     pairs = sum(min(i + 1, spec.window or count) for i in range(count))
                     yield OpCase(
                         op="paged_attention",
@@ -102,30 +109,14 @@ def record_attention(
     *,
     is_tree: bool = False,
 ) -> Timer:
-    """queries: tokens of each sequence, the last of its `context` tokens. A prompt's own keys and
-    values are in caches, since a step writes them just before; those of others are not. is_tree:
-    two tokens follow each, in the order of their depth; of one sequence only.
+    """queries: how many of each sequence's `context` tokens ask, the last ones. is_tree: two tokens
+    follow each, in the order of their depth; of one sequence only.
     """
-    blocks = -(-context // BLOCK_SIZE)
-    num_blocks = blocks * len(queries)
     heads = (spec.num_kv_heads, spec.head_dim)
-    layer_bytes = num_blocks * backend.kv_block_bytes(BLOCK_SIZE, [heads], kv_format)
-    is_prompt = list(queries) == [context] and context > 1
-    wanted = 1 if is_prompt else -(-uncached_bytes() // layer_bytes)
-    layers = _filled_layers(backend, heads, kv_format, num_blocks, min(wanted, _MOST_LAYERS))
+    layers = layers_to_read(backend, heads, kv_format, queries, context)
     repeats = repeats_within(least, max(len(layers), MOST_REPEATS))
-    starts = np.zeros(len(queries) + 1, np.int32)
-    np.cumsum(queries, out=starts[1:])
-    positions = np.concatenate([np.arange(context - n, context) for n in queries])
-    tables = np.arange(num_blocks, dtype=np.int32).reshape(len(queries), blocks)
-    host = HostBatch(
-        token_ids=np.zeros(len(positions), np.int64),
-        positions=positions.astype(np.int64),
-        kv_slots=np.zeros(len(positions), np.int64),
-        query_starts=starts,
-        context_lens=np.full(len(queries), context, np.int32),
-        block_tables=tables,
-    )
+    host = attending(queries, context)
+    positions = host.positions
     if is_tree:
         row = np.arange(len(positions))
         depth = np.log2(row + 1).astype(np.int64)
@@ -157,7 +148,7 @@ def write_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
         kv_format = KVFormat(name)
         for detail, least_rows, stride in (
             ("decode", 1, BLOCK_SIZE),  # each row is of another sequence
-            ("prefill", _LEAST_PREFILL, 1),
+            ("prefill", LEAST_PREFILL, 1),
         ):
             for count in rows:
                 if count >= least_rows:
@@ -172,28 +163,25 @@ def write_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
                         is_from_memory=True,
                         operations=0.0,
                         arithmetic="float",
-                        record=functools.partial(_record_write, (kv_heads, size), kv_format, slots),
+                        record=functools.partial(record_write, (kv_heads, size), kv_format, slots),
                     )
 
 
-def _record_write(
-    heads: tuple[int, int],
+def record_write(
+    shape: KVShape,
     kv_format: KVFormat,
     slots: np.ndarray,
     backend: NativeBackend,
     least: float,
 ) -> Timer:
     num_blocks = int(slots[-1]) // BLOCK_SIZE + 1
-    layers = _layers_to_write(backend, heads, kv_format, num_blocks, least)
-    keys, values = (
-        backend.from_host(random_rows(len(slots), heads[0] * heads[1]).reshape(-1, *heads))
-        for _ in range(2)
-    )
-    ctx = backend.batch_context(_writing(slots), layers)
-    timer = timer_of(backend, _write, [keys, values, ctx], len(layers))
+    layers = layers_to_write(backend, shape, kv_format, num_blocks, least)
+    arrays = rows_to_write(backend, shape, len(slots))
+    ctx = backend.batch_context(writing(slots), layers)
+    timer = timer_of(backend, write_function(shape), [*arrays, ctx], len(layers))
 
     def seconds() -> float:
-        _clear_caches(backend)
+        clear_caches(backend)
         return timer()
 
     return seconds
@@ -229,11 +217,11 @@ def _record_copy(
     least: float,
 ) -> Timer:
     """A call of its own in a step, too, so that the calling counts."""
-    layers = _layers_to_write(backend, heads, kv_format, 2 * count, least)
+    layers = layers_to_write(backend, heads, kv_format, 2 * count, least)
     pairs = [(block, count + block) for block in range(count)]
 
     def seconds() -> float:
-        _clear_caches(backend)
+        clear_caches(backend)
         start = time.perf_counter()
         for layer in layers:
             ops.copy_blocks(layer, pairs)
@@ -271,7 +259,7 @@ def _record_move(
     least: float,
 ) -> Timer:
     repeats = repeats_within(least, MOST_REPEATS)
-    (layer,) = _filled_layers(backend, heads, kv_format, count, 1)
+    (layer,) = filled_layers(backend, heads, kv_format, count, 1)
     targets = np.arange(count) * BLOCK_SIZE
     sources = targets + BLOCK_SIZE // 2
 
@@ -285,73 +273,10 @@ def _record_move(
 
 
 def _kv_shapes(model: CausalLM) -> list[tuple[int, int]]:
-    return list(dict.fromkeys(model.spec.kv_heads))
+    return list(dict.fromkeys((one.num_kv_heads, one.head_dim) for one in grouped(model)))
 
 
-def _layers_to_write(
-    backend: NativeBackend,
-    heads: tuple[int, int],
-    kv_format: KVFormat,
-    num_blocks: int,
-    least: float,
-) -> tuple[KVLayer, ...]:
-    """Each is used once in a replay."""
-    layer_bytes = num_blocks * backend.kv_block_bytes(BLOCK_SIZE, [heads], kv_format)
-    most = max(1, min(MOST_REPEATS, uncached_bytes() // layer_bytes))
-    return _filled_layers(backend, heads, kv_format, num_blocks, repeats_within(least, most))
-
-
-def _clear_caches(backend: NativeBackend) -> None:
-    """Few rows touch so little of a layer that caches would keep it of all layers until the next
-    replay.
-    """
-    _native.seconds_to_read(backend.runtime.pool, "portable", _other_memory())
-
-
-@functools.cache
-def _other_memory() -> np.ndarray:
-    return np.ones(uncached_bytes(), np.uint8)
-
-
-# --- caches --------------------------------------------------------------------------------------
-
-
-def _writing(slots: np.ndarray) -> HostBatch:
-    """A batch of one sequence, whose tokens go to these slots."""
-    rows = len(slots)
-    return HostBatch(
-        token_ids=np.zeros(rows, np.int64),
-        positions=np.arange(rows),
-        kv_slots=slots,
-        query_starts=np.array([0, rows], np.int32),
-        context_lens=np.array([rows], np.int32),
-        block_tables=np.zeros((1, -(-rows // BLOCK_SIZE)), np.int32),
-    )
-
-
-def _write(keys: Any, values: Any, ctx: BatchContext) -> None:
-    """The same to every layer."""
-    for layer in ctx.kv_layers:
-        ops.write_kv(keys, values, layer, ctx)
-
-
-@functools.lru_cache(maxsize=1)
-def _filled_layers(
-    backend: NativeBackend,
-    heads: tuple[int, int],
-    kv_format: KVFormat,
-    num_blocks: int,
-    count: int,
-) -> tuple[KVLayer, ...]:
-    """Caches of which every block was written: memory that never was is one page of zeros, again
-    and again.
-    """
-    layers = backend.allocate_kv(num_blocks, BLOCK_SIZE, [heads] * count, kv_format)
-
-    written = backend.compile(_write)
-    num_tokens = num_blocks * BLOCK_SIZE
-    for first in range(0, num_tokens, 4096):
-        slots = np.arange(first, min(first + 4096, num_tokens))
-        values = backend.from_host(random_rows(len(slots), heads[0] * heads[1]).reshape(-1, *heads))
-        written(values, values, backend.batch_context(_writing(slots), layers))
-    return layers
+def grouped(model: CausalLM) -> list[AttentionSpec]:
+    """The attention of layers that cache keys and values."""
+    mixers = [layer.mixer for layer in model.spec.layers]
+    return [one for one in mixers if isinstance(one, AttentionSpec)]

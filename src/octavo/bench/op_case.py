@@ -75,7 +75,7 @@ def random_rows(rows: int, columns: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((rows, columns), np.float32)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)  # experts have two matrices
 def copies_of_weight(outputs: int, inputs: int, weight_format: Format) -> tuple[PackedWeight, ...]:
     """As many copies as no cache holds. Values are random, and their scales ordinary numbers: bytes
     of 32 to 63 are such in every type.

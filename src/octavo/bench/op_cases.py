@@ -24,6 +24,8 @@ from octavo.bench.op_case import (
     repeats_within,
     timer_of,
 )
+from octavo.bench.op_expert_cases import expert_cases
+from octavo.bench.op_latent_cases import latent_cases
 from octavo.bench.op_row_cases import row_cases, sampling_cases
 from octavo.ops.native.backend import NativeBackend
 from octavo.ops.native.weight_formats import Format
@@ -39,6 +41,8 @@ WEIGHT_FORMATS = (
     Format("q4"),
     Format("q4", "min"),
     Format("q4", "zero"),
+    Format("q4", "zero", "bf16"),
+    Format("q4", "min", "f32"),
     Format("q4", "min", "k8"),
     Format("q8", None, "k8", 16),
     Format("e2m1", None, "bf16"),
@@ -51,11 +55,14 @@ VIEWS = {"split_columns": "a view of the same memory, with nothing to time"}
 
 
 def op_cases(model: CausalLM, rows: Sequence[int], context: int) -> Iterator[OpCase]:
-    """Every op but VIEWS in the shapes of `model`, which needs no weights. context: cached tokens
-    of a decoding sequence.
+    """Every op but VIEWS in the shapes of `model`, which needs no weights; those of mixtures of
+    experts and of latent attention only if it has such. context: cached tokens of a decoding
+    sequence.
     """
     yield from _linear_cases(model, rows)
+    yield from expert_cases(model, rows, WEIGHT_FORMATS)
     yield from attention_cases(model, rows, context)
+    yield from latent_cases(model, rows, context, WEIGHT_FORMATS)
     yield from write_cases(model, rows)
     yield from copy_cases(model, rows)
     yield from move_cases(model, rows)

@@ -19,6 +19,8 @@ from octavo.bench.op_case import (
     repeats_within,
     timer_of,
 )
+from octavo.core.errors import InvariantError
+from octavo.core.model_spec import AttentionSpec, LatentAttentionSpec
 from octavo.ops.native.array import NativeArray
 from octavo.ops.native.backend import NativeBackend
 from octavo.ops.native.weight_formats import Format
@@ -34,67 +36,90 @@ _PENALISED_TOKENS = 256
 """Distinct tokens of a sequence's output."""
 
 
+Prepared = tuple[Function, list[NativeArray]]
+"""A function of an op, and its arguments that are arrays of a step."""
+
+
 def row_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
-    hidden, attention = model.spec.hidden_size, model.spec.grouped_attention[0]
-    heads, size = attention.num_heads, attention.head_dim
-    inner = next((w.shape[0] // 2 for w in model.weights() if "gate_proj" in w.names[0]), 0)
-    vocabulary = model.spec.vocab_size
+    hidden, vocabulary = model.spec.hidden_size, model.spec.vocab_size
+    heads, size = _rotated_heads(model)
+    inner = next((w.shape[0] // 2 for w in model.weights() if "gate_proj" in w.names[0]), hidden)
 
-    def rms_norm(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
-        return _norm(hidden, backend, count)
+    def norm(op: Callable[..., Any], has_bias: bool) -> Callable[[NativeBackend, int], Prepared]:
+        return lambda backend, count: _norm(op, has_bias, hidden, backend, count)
 
-    def rotary(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
+    def plain(
+        op: Callable[..., Any], width: int, *constants: float
+    ) -> Callable[[NativeBackend, int], Prepared]:
+        def prepare(backend: NativeBackend, count: int) -> Prepared:
+            x = backend.from_host(random_rows(count, width))
+            return lambda given: op(given, *constants), [x]
+
+        return prepare
+
+    def rotary(backend: NativeBackend, count: int) -> Prepared:
         table = backend.from_host(random_rows(count, size))
         x = backend.from_host(random_rows(count, heads * size).reshape(count, heads, size))
         positions = backend.from_host(np.arange(count))
         return lambda given, where: ops.rotary(given, table, where), [x, positions]
 
-    def silu(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
-        return ops.silu, [backend.from_host(random_rows(count, hidden))]
-
-    def silu_mul(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
-        return ops.silu_mul, [backend.from_host(random_rows(count, 2 * inner))]
-
-    def gelu_tanh_mul(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
-        return ops.gelu_tanh_mul, [backend.from_host(random_rows(count, 2 * inner))]
-
-    def scale(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
-        x = backend.from_host(random_rows(count, hidden))
-        return lambda given: ops.scale(given, hidden**0.5), [x]
-
-    def take_rows(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
+    def take_rows(backend: NativeBackend, count: int) -> Prepared:
         x = backend.from_host(random_rows(count, hidden))
         picked = np.random.default_rng(0).permutation(count)
         return ops.take_rows, [x, backend.from_host(picked)]
 
-    def add(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
+    def add(backend: NativeBackend, count: int) -> Prepared:
         x, y = (backend.from_host(random_rows(count, hidden)) for _ in range(2))
         return ops.add, [x, y]
 
-    def embedding(backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
+    def sigmoid_mul(backend: NativeBackend, count: int) -> Prepared:
+        x, gates = (backend.from_host(random_rows(count, width)) for width in (hidden, 1))
+        return ops.sigmoid_mul, [x, gates]
+
+    def embedding(backend: NativeBackend, count: int) -> Prepared:
         table = copies_of_weight(vocabulary, hidden, Format("q8"))[0]
         ids = np.random.default_rng(0).integers(0, vocabulary, count)
         return lambda given: ops.embedding(table, given), [backend.from_host(ids)]
 
     # The last: bytes read and written for a row.
-    cases: list[tuple[Callable[..., tuple[Function, list[NativeArray]]], str, str, float]] = [
-        (rms_norm, f"{hidden}", "float32", 4 * 2 * hidden),
-        (rotary, f"{heads}x{size}", "float32", 4 * 2 * heads * size),
-        (add, f"{hidden}", "float32", 4 * 3 * hidden),
-        (scale, f"{hidden}", "float32", 4 * 2 * hidden),
-        (silu, f"{hidden}", "float32", 4 * 2 * hidden),
-        (take_rows, f"{hidden}", "float32", 4 * 2 * hidden + 8),
-        (embedding, f"{vocabulary}x{hidden}", "int8", 5 * hidden),
+    cases: list[tuple[str, Callable[[NativeBackend, int], Prepared], str, str, float]] = [
+        ("rms_norm", norm(ops.rms_norm, False), f"{hidden}", "float32", 4 * 2 * hidden),
+        ("layer_norm", norm(ops.layer_norm, True), f"{hidden}", "float32", 4 * 2 * hidden),
+        ("rotary", rotary, f"{heads}x{size}", "float32", 4 * 2 * heads * size),
+        ("add", add, f"{hidden}", "float32", 4 * 3 * hidden),
+        ("sigmoid_mul", sigmoid_mul, f"{hidden}", "float32", 4 * (2 * hidden + 1)),
+        ("take_rows", take_rows, f"{hidden}", "float32", 4 * 2 * hidden + 8),
+        ("embedding", embedding, f"{vocabulary}x{hidden}", "int8", 5 * hidden),
     ]
-    if inner:
-        cases += [
-            (activation, f"{inner}", "float32", 4 * 3 * inner)
-            for activation in (silu_mul, gelu_tanh_mul)
-        ]
-    for prepare, shape, name, row_bytes in cases:
+    cases += [
+        (name, plain(op, hidden, constant), f"{hidden}", "float32", 4 * 2 * hidden)
+        for name, op, constant in (
+            ("scale", ops.scale, hidden**0.5),
+            ("clamp", ops.clamp, 0.5),
+            ("softcap", ops.softcap, 30.0),
+        )
+    ]
+    cases += [
+        (name, plain(op, inner), f"{inner}", "float32", 4 * 2 * inner)
+        for name, op in (
+            ("silu", ops.silu),
+            ("gelu", ops.gelu),
+            ("gelu_tanh", ops.gelu_tanh),
+            ("relu", ops.relu),
+        )
+    ]
+    cases += [
+        (name, plain(op, 2 * inner), f"{inner}", "float32", 4 * 3 * inner)
+        for name, op in (
+            ("silu_mul", ops.silu_mul),
+            ("gelu_tanh_mul", ops.gelu_tanh_mul),
+            ("clamped_silu_mul", ops.clamped_silu_mul),
+        )
+    ]
+    for op, prepare, shape, name, row_bytes in cases:
         for count in rows:
             yield OpCase(
-                op=prepare.__name__,
+                op=op,
                 shape=shape,
                 detail="",
                 format=name,
@@ -107,18 +132,31 @@ def row_cases(model: CausalLM, rows: Sequence[int]) -> Iterator[OpCase]:
             )
 
 
+def _rotated_heads(model: CausalLM) -> tuple[int, int]:
+    """Query heads, and how many of a head's values may turn."""
+    mixer = model.spec.layers[0].mixer
+    if isinstance(mixer, AttentionSpec):
+        return mixer.num_heads, mixer.head_dim
+    if isinstance(mixer, LatentAttentionSpec):
+        return mixer.num_heads, mixer.rope_dim
+    raise InvariantError(f"{model.family}: a layer has no heads")
+
+
 def record_norm(size: int, rows: int, backend: NativeBackend, least: float) -> Timer:
-    return _record_rows(functools.partial(_norm, size), rows, backend, least)
+    return _record_rows(functools.partial(_norm, ops.rms_norm, False, size), rows, backend, least)
 
 
-def _norm(size: int, backend: NativeBackend, count: int) -> tuple[Function, list[NativeArray]]:
+def _norm(
+    op: Callable[..., Any], has_bias: bool, size: int, backend: NativeBackend, count: int
+) -> Prepared:
     weight = backend.from_host(np.ones(size, np.float32))
+    vectors = [weight, weight] if has_bias else [weight]
     x = backend.from_host(random_rows(count, size))
-    return lambda given: ops.rms_norm(given, weight, 1e-5), [x]
+    return lambda given: op(given, *vectors, 1e-5), [x]
 
 
 def _record_rows(
-    prepare: Callable[..., tuple[Function, list[NativeArray]]],
+    prepare: Callable[[NativeBackend, int], Prepared],
     rows: int,
     backend: NativeBackend,
     least: float,
