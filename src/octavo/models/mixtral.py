@@ -13,7 +13,7 @@ from octavo.weights.model_config import DecoderShape, ModelConfig
 
 @register("MixtralForCausalLM", model_type="mixtral", models="Mixtral")
 def build(config: ModelConfig) -> CausalLM:
-    shape = DecoderShape.read(config)
+    shape = DecoderShape.read(config, eps=1e-5)
     spec = experts(config, "intermediate_size")
     activation = config.text("hidden_act", "silu")
     window = config.optional_integer("sliding_window")

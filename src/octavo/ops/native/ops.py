@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from octavo import ops
-from octavo.core.errors import InvariantError
+from octavo.core.errors import ConfigError, InvariantError
 from octavo.ops.batch import BatchContext
 from octavo.ops.experts import Gate, Router
 from octavo.ops.native import _native
@@ -138,7 +138,10 @@ def head_linear(x: NativeArray, weight: PackedWeight | NativeArray) -> NativeArr
     recorder, heads = _recorder(x), x.shape[1]
     outputs = weight.shape[0] // heads
     if outputs % LANES:
-        raise InvariantError(f"heads have {outputs} outputs, no multiple of {LANES}")
+        raise ConfigError(
+            f"latent attention with vectors or values of {outputs}: the native backend multiplies"
+            f" them head by head only where that is a multiple of {LANES}; use --backend torch"
+        )
     (matrix,) = _matrices(weight, recorder)
     ref = recorder.tape.head_linear(matrix, x.ref, heads)
     return recorder.at(ref, (heads, outputs))
@@ -177,7 +180,10 @@ def experts(
     recorder = _recorder(x)
     inner, size = down.shape[1], x.columns
     if 2 * inner % LANES or size % LANES:
-        raise InvariantError(f"experts of {size} x {inner} are no whole panels of {LANES}")
+        raise ConfigError(
+            f"experts of {inner} inner values in a model of {size}: the native backend has experts"
+            f" only where {size} and twice {inner} are multiples of {LANES}; use --backend torch"
+        )
     (gate_up_matrix,) = _matrices(gate_up, recorder)
     (down_matrix,) = _matrices(down, recorder)
     ref = recorder.tape.experts(
