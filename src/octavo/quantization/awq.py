@@ -19,7 +19,7 @@ import numpy as np
 from octavo.core.errors import ConfigError
 from octavo.quantization.matrix import QuantizedMatrix
 from octavo.quantization.scales import scale_dtype
-from octavo.quantization.source import FLOATS, Part, Scheme, Source
+from octavo.quantization.source import FLOATS, MAX_SIZE, Part, Scheme, Source
 
 _PER_WORD = 8
 _OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -49,7 +49,7 @@ class AWQMatrix(QuantizedMatrix):
                 "no matrix; fetch the model again"
             )
         inputs, words = self._qweight.shape
-        group = scheme.integer("group_size", 128, range(-1, 1 << 31))
+        group = scheme.integer("group_size", 128, range(-1, MAX_SIZE + 1))
         group = inputs if group <= 0 else min(group, inputs)
         groups = -(-inputs // group)
         self._scales = Part(source, f"{module}.scales", FLOATS, (groups, words * _PER_WORD))
@@ -64,6 +64,7 @@ class AWQMatrix(QuantizedMatrix):
                 "its matrices do without (zero_point: false); fetch the model again"
             )
         super().__init__(
+            source,
             f"{module}.weight",
             (words * _PER_WORD, inputs),
             "AWQ 4-bit",

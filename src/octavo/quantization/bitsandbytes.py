@@ -25,9 +25,10 @@ import numpy as np
 from octavo.core.errors import ConfigError
 from octavo.quantization.bits import nibbles
 from octavo.quantization.matrix import QuantizedMatrix
-from octavo.quantization.source import Part, Scheme, Source
+from octavo.quantization.source import MAX_SIZE, Part, Scheme, Source
 
 _STATE = ".quant_state.bitsandbytes__"
+_LARGEST = float(np.finfo(np.float32).max)
 _ANY = ("uint8", "int8", "bfloat16", "float16", "float32")  # what the bytes are said to be
 
 
@@ -55,7 +56,7 @@ class FourBitMatrix(QuantizedMatrix):
         blocks = -(-count // self._block)
         self._absmax = Part(source, f"{name}.absmax", ("float32", "uint8"), (blocks,))
         parts = [self._weight, self._absmax]
-        self._nested: tuple[np.ndarray, np.ndarray, int, np.float32] | None = None
+        self._nested: tuple[np.ndarray, np.ndarray, int, float] | None = None
         if self._absmax.dtype == "uint8":
             nested_blocks = -(-blocks // state.nested_block)
             values = Part(source, f"{name}.nested_quant_map", ("float32",), (256,))
@@ -64,7 +65,13 @@ class FourBitMatrix(QuantizedMatrix):
             self._nested = (values.read(), scales.read(), state.nested_block, state.offset)
         table = Part(source, f"{name}.quant_map", ("float32",), (16,))
         parts.append(table)
+        if not np.isfinite(table.read()).all():
+            raise ConfigError(
+                f"{source.name}: tensor {table.name!r} has values that are no numbers; fetch the "
+                "model again"
+            )
         super().__init__(
+            source,
             name,
             (outputs, inputs),
             f"bitsandbytes {state.kind.upper()}",
@@ -91,7 +98,7 @@ class FourBitMatrix(QuantizedMatrix):
             return stored
         values, scales, block, offset = self._nested
         scaled: np.ndarray = values[stored] * scales[blocks // block]
-        return scaled + offset
+        return scaled + np.float32(offset)
 
 
 def _numpy_name(part: Part) -> str:
@@ -109,11 +116,13 @@ class _State:
             self.shape: tuple[int, int] = tuple(values["shape"])
             self.block = values["blocksize"]
             self.nested_block = values.get("nested_blocksize", 256)
-            offset = values.get("nested_offset", 0.0)
-            self.offset = np.float32(offset)
+            self.offset = offset = values.get("nested_offset", 0.0)
             sizes = (*self.shape, self.block, self.nested_block)
-            is_valid = len(self.shape) == 2 and all(type(n) is int and n > 0 for n in sizes)
-            is_valid = is_valid and isinstance(offset, float | int)
+            is_valid = (
+                len(self.shape) == 2
+                and all(type(n) is int and 0 < n <= MAX_SIZE for n in sizes)
+                and abs(offset) <= _LARGEST
+            )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             is_valid = False
         if not is_valid or self.kind not in ("nf4", "fp4"):
@@ -142,6 +151,7 @@ class Int8Matrix(QuantizedMatrix):
                     f"({layout!r} is not 0); save the model again with bitsandbytes 0.45 or newer"
                 )
         super().__init__(
+            source,
             f"{module}.weight",
             (outputs, inputs),
             "bitsandbytes int8",

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from octavo.quantization.fp4 import FP4Matrix
 from octavo.quantization.fp8 import E4M3, FP8Matrix
 from octavo.quantization.matrix import QuantizedMatrix
 from octavo.quantization.scales import Scales, one_scale, scale_dtype
-from octavo.quantization.source import Part, Scheme, Source
+from octavo.quantization.source import MAX_SIZE, Part, Scheme, Source
 
 
 def matrices(scheme: Scheme, source: Source) -> Iterator[QuantizedMatrix]:
@@ -39,55 +38,67 @@ def matrices(scheme: Scheme, source: Source) -> Iterator[QuantizedMatrix]:
             f"{source.name} leaves out zeros ({sparsity!r}), which is not read; use the model's "
             "dense version"
         )
+    groups = _Groups(scheme)
     for name, spec in source.tensors.items():
         module, _, kind = name.rpartition(".")
         if kind == "weight_packed":
-            weights = _weights_of(scheme, module)
+            weights = groups.weights_of(module)
             if spec.dtype == "uint8":
                 yield _fp4_matrix(module, weights, source)
             else:
                 yield IntegerMatrix(module, weights, source, is_packed=True)
         elif kind == "weight" and spec.dtype == "int8":
-            yield IntegerMatrix(module, _weights_of(scheme, module), source, is_packed=False)
+            yield IntegerMatrix(module, groups.weights_of(module), source, is_packed=False)
         elif kind == "weight" and spec.dtype == E4M3:
-            yield _fp8_matrix(module, _weights_of(scheme, module), source)
+            yield _fp8_matrix(module, groups.weights_of(module), source)
 
 
-def _weights_of(scheme: Scheme, module: str) -> Scheme:
-    """How the weights of a module are quantized: by the group of the config that names it, or
-    matches it by a regular expression, or else that is for a class of modules.
-    """
-    of_class: Scheme | None = None
-    groups = scheme.part("config_groups")
-    for key in groups.values:
-        group = groups.part(key)
-        targets = group.values.get("targets")
-        if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
-            raise group.error("targets", "a list of strings")
-        if any(_names(group, target, module) for target in targets):
-            return group.part("weights")
-        if of_class is None and any(target.isidentifier() for target in targets):
-            of_class = group.part("weights")
-    if of_class is None:
-        raise ConfigError(
-            f"config.json: none of {groups.name} is for {module!r}, which is quantized; fetch the "
-            "model again"
-        )
-    return of_class
+class _Groups:
+    """`config_groups`: how the weights of each module are quantized."""
+
+    def __init__(self, scheme: Scheme) -> None:
+        """Raises ConfigError for one without targets that can be looked for."""
+        groups = scheme.part("config_groups")
+        self._name = groups.name
+        self._named: list[tuple[set[str], list[re.Pattern[str]], Scheme]] = []
+        self._of_class: dict[str, Scheme] = {}
+        for key in groups.values:
+            group = groups.part(key)
+            targets = group.values.get("targets")
+            if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
+                raise group.error("targets", "a list of strings")
+            weights = group.part("weights")
+            self._named.append((set(targets), _patterns(group, targets), weights))
+            for target in targets:
+                if target.isidentifier() and target[0].isupper():
+                    self._of_class.setdefault(target, weights)
+
+    def weights_of(self, module: str) -> Scheme:
+        """By the first group that names it, or matches it by a regular expression, or else that is
+        for a class of modules, preferably "Linear". Raises ConfigError if there is none.
+        """
+        for names, patterns, weights in self._named:
+            if module in names or any(pattern.match(module) for pattern in patterns):
+                return weights
+        of_class = self._of_class.get("Linear") or next(iter(self._of_class.values()), None)
+        if of_class is None:
+            raise ConfigError(
+                f"config.json: none of {self._name} is for {module!r}, which is quantized; fetch "
+                "the model again"
+            )
+        return of_class
 
 
-def _names(group: Scheme, target: str, module: str) -> bool:
-    if not target.startswith("re:"):
-        return target == module
+def _patterns(group: Scheme, targets: list[str]) -> list[re.Pattern[str]]:
     try:
-        return re.match(target.removeprefix("re:"), module) is not None
-    except re.error as error:
+        return [re.compile(one.removeprefix("re:")) for one in targets if one.startswith("re:")]
+    except (re.error, OverflowError, RecursionError) as error:
         raise group.error("targets", f"a list of names and regular expressions ({error})") from None
 
 
 def _group_size(weights: Scheme) -> int | None:
     """Inputs that share a scale; None for all of a row."""
-    size = weights.integer("group_size", -1, range(-1, 1 << 31))
+    size = weights.integer("group_size", -1, range(-1, MAX_SIZE + 1))
     return size if size > 0 else None
 
 
@@ -108,15 +119,9 @@ def _fp4_matrix(module: str, weights: Scheme, source: Source) -> FP4Matrix:
 
 
 def _fp8_matrix(module: str, weights: Scheme, source: Source) -> FP8Matrix:
-    block: Any = weights.values.get("block_structure")
-    if isinstance(block, str):  # as "128x128", in older files
-        block = [int(size) for size in block.split("x") if size.isdecimal()]
+    block = weights.block("block_structure")
     if block is None and (size := _group_size(weights)) is not None:
-        block = [1, size]
-    if block is not None and not (
-        isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
-    ):
-        raise weights.error("block_structure", "two positive integers")
+        block = 1, size
     return FP8Matrix(f"{module}.weight", f"{module}.weight_scale", source, block)
 
 
@@ -136,7 +141,7 @@ class IntegerMatrix(QuantizedMatrix):
             outputs, inputs = self._weight.shape if len(self._weight.shape) == 2 else (0, 0)
             parts = [self._weight.name]
             needed = (outputs, inputs)
-        if self._weight.shape != needed or not outputs:
+        if self._weight.shape != needed or min(outputs, inputs) < 1:
             raise ConfigError(
                 f"{source.name}: tensor {self._weight.name!r} is {list(self._weight.shape)}, and "
                 f"with {bits} bits a weight {list(needed)} is expected; fetch the model again"
@@ -151,7 +156,8 @@ class IntegerMatrix(QuantizedMatrix):
         self._zeros: Part | None = None
         if (name := f"{module}.weight_zero_point") in source.tensors:
             packed = (-(-outputs * bits // WORD_BITS), groups)
-            shapes = {"int32": (packed,), "int8": ((outputs, groups), (1,), ())}
+            plain = ((outputs, groups), (outputs * groups,), (1, 1), (1,), ())
+            shapes = {"int32": (packed,), "int8": plain if groups == 1 else plain[:1]}
             stored = str(source.tensors[name].dtype)
             self._zeros = Part(source, name, tuple(shapes), *shapes.get(stored, ()))
             parts.append(name)
@@ -160,6 +166,7 @@ class IntegerMatrix(QuantizedMatrix):
             parts.append(name)
             group_of = _groups_of_inputs(indices, groups, source)
         super().__init__(
+            source,
             f"{module}.weight",
             (outputs, inputs),
             f"compressed-tensors int{bits}",
@@ -188,7 +195,7 @@ class IntegerMatrix(QuantizedMatrix):
             wide = stored.astype(np.int16) + self._middle
             if stored.size == 1:
                 return np.full((last - first, 1), wide.reshape(()))
-            return wide[rows]
+            return wide.reshape(self.shape[0], -1)[rows]
         block = first // WORD_BITS  # so many outputs take whole words
         words = self._zeros.read(slice(block * self._bits, -(-last // WORD_BITS) * self._bits))
         return unpack(words.T, self._bits)[:, first - block * WORD_BITS :][:, : last - first].T

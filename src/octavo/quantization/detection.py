@@ -58,8 +58,8 @@ def quantized_matrices(quantization: Mapping[str, Any], source: Source) -> list[
         reader = fp8.modelopt_matrices
     if reader is None:
         raise ConfigError(
-            f"{source.name} is quantized with {method or 'no named method'!r}, which is not read; "
-            f"{', '.join(READERS)} and GGUF files are. Use the model in one of these, or the "
+            f"{source.name} is quantized with {method[:80] or 'no named method'!r}, which is not "
+            f"read; {', '.join(READERS)} and GGUF files are. Use the model in one of these, or the "
             "unquantized model with --quantization int8 or int4"
         )
     return list(reader(Scheme(quantization), source))

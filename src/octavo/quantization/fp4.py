@@ -49,6 +49,7 @@ class MXFP4Experts(QuantizedMatrix):
             source, f"{name}_scales", MX_EXPONENTS, (experts, self._outputs, groups)
         )
         super().__init__(
+            source,
             name,
             (experts, self._outputs, groups * 32),
             "MXFP4",
@@ -97,6 +98,7 @@ class FP4Matrix(QuantizedMatrix):
         self._factor = factor
         self._scales = Scales(source, scale, (outputs, inputs), group=group, dtypes=dtypes)
         super().__init__(
+            source,
             name,
             (outputs, inputs),
             "MXFP4" if factor is None else "NVFP4",

@@ -25,11 +25,7 @@ E4M3 = "float8_e4m3fn"
 
 def matrices(scheme: Scheme, source: Source) -> Iterator[QuantizedMatrix]:
     """Of "fp8" and "fbgemm_fp8". Raises ConfigError for tensors that don't fit together."""
-    block = scheme.values.get("weight_block_size")
-    if block is not None and not (
-        isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
-    ):
-        raise scheme.error("weight_block_size", "a list of two positive integers")
+    block = scheme.block("weight_block_size")
     for name, spec in source.tensors.items():
         if spec.dtype == E4M3 and name.endswith(".weight"):
             scale = f"{name}_scale_inv"
@@ -68,7 +64,9 @@ def modelopt_matrices(scheme: Scheme, source: Source) -> Iterator[QuantizedMatri
 class FP8Matrix(QuantizedMatrix):
     """block: rows and columns of those that share a scale, where there are such."""
 
-    def __init__(self, name: str, scale: str, source: Source, block: list[int] | None) -> None:
+    def __init__(
+        self, name: str, scale: str, source: Source, block: tuple[int, int] | None
+    ) -> None:
         self._weight = Part(source, name, (E4M3,))
         if len(self._weight.shape) != 2:
             raise ConfigError(
@@ -86,6 +84,7 @@ class FP8Matrix(QuantizedMatrix):
             dtypes=(*FLOATS, *MX_EXPONENTS),
         )
         super().__init__(
+            source,
             name,
             (outputs, inputs),
             "FP8",

@@ -23,7 +23,7 @@ from octavo.core.errors import ConfigError
 from octavo.quantization.bits import WORD_BITS, unpack
 from octavo.quantization.matrix import QuantizedMatrix
 from octavo.quantization.scales import scale_dtype
-from octavo.quantization.source import FLOATS, Part, Scheme, Source
+from octavo.quantization.source import FLOATS, MAX_SIZE, Part, Scheme, Source
 
 _BITS = (2, 3, 4, 8)
 _STORES_ZERO_LESS_1 = {"gptq": True, "gptq_v2": False}
@@ -69,7 +69,7 @@ class GPTQMatrix(QuantizedMatrix):
                 f"holds no whole rows of {bits} bits; fetch the model again"
             )
         inputs, outputs = self._qweight.shape[0] * WORD_BITS // bits, self._qweight.shape[1]
-        group = scheme.integer("group_size", 128, range(-1, 1 << 31))
+        group = scheme.integer("group_size", 128, range(-1, MAX_SIZE + 1))
         group = inputs if group <= 0 else min(group, inputs)
         groups = -(-inputs // group)
         self._scales = Part(source, f"{module}.scales", FLOATS, (groups, outputs))
@@ -96,6 +96,7 @@ class GPTQMatrix(QuantizedMatrix):
                 )
         self._offset = int(_STORES_ZERO_LESS_1[version])
         super().__init__(
+            source,
             f"{module}.weight",
             (outputs, inputs),
             f"GPTQ {bits}-bit",

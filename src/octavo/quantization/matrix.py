@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from octavo.core.errors import ConfigError
 from octavo.quantization.grouped import (
     ZERO,
     Codes,
@@ -17,6 +18,7 @@ from octavo.quantization.grouped import (
     code_values,
     repeat_groups,
 )
+from octavo.quantization.source import Source
 
 _SIZES: tuple[int, ...] = (32, 16)
 _ROWS = 4096
@@ -36,6 +38,7 @@ class QuantizedMatrix(ABC):
 
     def __init__(
         self,
+        source: Source,
         name: str,
         shape: tuple[int, ...],
         dtype: str,
@@ -51,6 +54,7 @@ class QuantizedMatrix(ABC):
         self.name = name
         self.shape = shape
         self.dtype = dtype
+        self._checkpoint = source.name
         self.parts = parts
         self.inputs = shape[-1]
         self.group = min(group, self.inputs)
@@ -89,8 +93,21 @@ class QuantizedMatrix(ABC):
             values -= self._middle if zeros is None else self._of_inputs(zeros.astype(np.float32))
         else:
             values = code_values(GroupedLayout(self._kind, table=self._table), codes)
-        values *= self._of_inputs(self.scales(rows))
+        values *= self._of_inputs(self._finite_scales(rows))
         return values
+
+    def _finite_scales(self, rows: slice) -> np.ndarray:
+        """Raises ConfigError unless they are numbers: of others no token could come."""
+        scales = self.scales(rows)
+        if not (is_finite := np.isfinite(scales)).all():
+            row = int(np.argwhere(~is_finite)[0, 0])
+            first, _, _ = rows.indices(self._num_rows)
+            raise ConfigError(
+                f"{self._checkpoint}: the {self.dtype} matrix {self.name!r} has a scale that is "
+                f"{scales[row][~is_finite[row]][0]}, of its row {first + row}; fetch the model "
+                "again"
+            )
+        return scales
 
     def _of_inputs(self, of_groups: np.ndarray) -> np.ndarray:
         """To each input its group's: (rows, groups) -> (rows, I), or what broadcasts to that."""
@@ -157,7 +174,7 @@ class QuantizedMatrix(ABC):
 
     def neutral_rows(self, rows: slice, group_size: int, order: np.ndarray | None) -> GroupedRows:
         """In groups of `group_size`, inputs in `order`."""
-        codes, scales = self.codes(rows), self.scales(rows)
+        codes, scales = self.codes(rows), self._finite_scales(rows)
         zeros = None
         if self._kind == "integer":
             if self._zero is not None:

@@ -14,6 +14,9 @@ from octavo.quantization.source import FLOATS, Part, Source
 MX_EXPONENTS = ("uint8", "float8_e8m0fnu")
 """Types of scales that are powers of two: OCP Microscaling Formats 1.0, section 5.4.1 (E8M0)."""
 
+_POWERS = np.append(np.ldexp(np.float32(1), np.arange(-127, 128)), np.float32(np.nan))
+"""What each of their bytes stands for."""
+
 _HELD_BY: Mapping[str, ScaleDtype] = {
     "float16": "float16",
     "bfloat16": "bfloat16",
@@ -81,5 +84,5 @@ def scale_values(stored: np.ndarray) -> np.ndarray:
     """As float32. Bytes are exponents of two, 127 for 1."""
     if stored.dtype != np.uint8:
         return stored.astype(np.float32)
-    exponents = stored.astype(np.int32) - 127
-    return np.where(stored == 255, np.float32(np.nan), np.ldexp(np.float32(1), exponents))
+    powers: np.ndarray = _POWERS[stored]
+    return powers

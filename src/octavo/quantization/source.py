@@ -13,6 +13,9 @@ from octavo.core.errors import ConfigError
 
 FLOATS = ("float16", "bfloat16", "float32")
 
+MAX_SIZE = 2**31 - 1
+"""Of a group, along either side."""
+
 
 class Source(Protocol):
     """The part of octavo.weights.Checkpoint that formats are read from."""
@@ -31,8 +34,8 @@ class Source(Protocol):
 class Part:
     """One of the stored tensors that a matrix is made of.
 
-    Raises ConfigError if it is missing, or has another shape or type. shape: None for any;
-    otherwise those that it may have.
+    Raises ConfigError if it is missing or empty, or has another shape or type. shapes: those that
+    it may have; none for any.
     """
 
     def __init__(
@@ -52,6 +55,11 @@ class Part:
         self.shape: tuple[int, ...] = tuple(spec.shape)
         self.dtype = str(spec.dtype)
         self._source = source
+        if 0 in self.shape:
+            raise ConfigError(
+                f"{source.name}: tensor {name!r} of {list(self.shape)} is empty; fetch the model "
+                "again"
+            )
         if self.dtype not in dtypes or (shapes and self.shape not in shapes):
             allowed = " or ".join(str(list(shape)) for shape in shapes)
             raise ConfigError(
@@ -96,6 +104,19 @@ class Scheme:
         if value is not None and not isinstance(value, bool):
             raise self.error(key, "true or false")
         return bool(value)
+
+    def block(self, key: str) -> tuple[int, int] | None:
+        """Two sizes, as a list or as "128x128"; None if they are missing."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, str):
+            sizes = [int(size) if size.isdecimal() else 0 for size in value[:32].split("x")]
+        else:
+            sizes = value if isinstance(value, list) else []
+        if len(sizes) != 2 or not all(type(n) is int and 0 < n <= MAX_SIZE for n in sizes):
+            raise self.error(key, f"two positive integers up to {MAX_SIZE}")
+        return sizes[0], sizes[1]
 
     def part(self, key: str) -> Scheme:
         """Empty if it is missing."""

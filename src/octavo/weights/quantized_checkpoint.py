@@ -76,6 +76,11 @@ class QuantizedCheckpoint:
             for name, spec in self._folder.tensors.items()
             if name not in left and not is_for_activations(name)
         }
+        if both := [name for name in self._matrices if name in floats]:
+            raise ConfigError(
+                f"{self.name}: tensor {both[0]!r} is there as it is and again in "
+                f"{self._matrices[both[0]].dtype}; fetch the model again"
+            )
         return floats | {
             name: TensorSpec(name, matrix.shape, matrix.dtype)
             for name, matrix in self._matrices.items()

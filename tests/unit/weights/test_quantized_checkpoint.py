@@ -152,6 +152,143 @@ def test_what_does_not_fit_its_format_is_refused(
         checkpoint.tensors  # noqa: B018
 
 
+def state(**values: Any) -> Callable[[dict[str, np.ndarray]], object]:
+    """Changes what a bitsandbytes matrix says of itself."""
+    suffix = ".weight.quant_state.bitsandbytes__nf4"
+
+    def change(parts: dict[str, np.ndarray]) -> None:
+        text = json.dumps(json.loads(parts[suffix].tobytes()) | values)
+        parts[suffix] = np.frombuffer(text.encode(), np.uint8)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "message"),
+    [
+        (gptq(), put(".qweight", np.zeros((0, 48), np.int32)), "qweight' of .0, 48. is empty"),
+        (gptq(3), put(".qweight", np.zeros((6, 0), np.int32)), "qweight' of .6, 0. is empty"),
+        (awq(), put(".qweight", np.zeros((0, 6), np.int32)), "qweight' of .0, 6. is empty"),
+        (
+            compressed(packed=False),
+            put(".weight", np.zeros((48, 0), np.int8)),
+            "weight' of .48, 0. is empty",
+        ),
+        (
+            compressed(),
+            put(".weight_shape", np.array([48, -1])),
+            "weight_packed' is .48, 8., and with 4 bits a weight .48, 0. is expected",
+        ),
+        (bitsandbytes_4bit("nf4", is_nested=True), state(blocksize=2**70), "no description of an"),
+        (
+            bitsandbytes_4bit("nf4", is_nested=True),
+            state(nested_blocksize=2**63),
+            "no description of an",
+        ),
+        (
+            bitsandbytes_4bit("nf4", is_nested=True),
+            state(nested_offset=10**400),
+            "no description of an",
+        ),
+        (
+            bitsandbytes_4bit("nf4", is_nested=False),
+            put(".weight.quant_map", np.full(16, np.inf, np.float32)),
+            "quant_map' has values that are no numbers",
+        ),
+    ],
+)
+def test_sizes_that_nothing_can_have_are_refused(
+    tmp_path: Path,
+    case: Case,
+    change: Callable[[dict[str, np.ndarray]], object],
+    message: str,
+) -> None:
+    checkpoint = open_checkpoint(str(write(tmp_path, case, change=change)))
+    with pytest.raises(ConfigError, match=message):
+        checkpoint.tensors  # noqa: B018
+
+
+@pytest.mark.parametrize("size", [2**70, "99999999999999999999x1", [128, 2**31], "128x"])
+def test_blocks_larger_than_any_matrix_are_refused(tmp_path: Path, size: Any) -> None:
+    block = size if isinstance(size, list | str) else [size, size]
+    checkpoint = open_checkpoint(
+        str(write(tmp_path, fp8("block"), config={"weight_block_size": block}))
+    )
+    with pytest.raises(ConfigError, match=r"weight_block_size is .*two positive integers up to"):
+        checkpoint.tensors  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("case", "suffix", "bad"),
+    [
+        (gptq(), ".scales", np.float16(np.nan)),
+        (awq(), ".scales", np.float16(np.inf)),
+        (compressed(), ".weight_scale", np.float32(-np.inf)),
+        (fp8("tensor"), ".weight_scale", np.float32(np.nan)),
+        (fp8("block"), ".weight_scale_inv", np.float32(np.inf)),
+        (fp4("mxfp4"), ".weight_scale", np.uint8(255)),
+        (fp4("nvfp4"), ".weight_scale", np.float32(np.nan)),
+        (bitsandbytes_int8(), ".SCB", np.float32(np.inf)),
+        (bitsandbytes_4bit("nf4", is_nested=False), ".weight.absmax", np.float32(np.nan)),
+        (bitsandbytes_4bit("nf4", is_nested=True), ".weight.nested_absmax", np.float32(np.nan)),
+    ],
+)
+def test_scales_that_are_no_numbers_are_refused(
+    tmp_path: Path, case: Case, suffix: str, bad: Any
+) -> None:
+    def change(parts: dict[str, np.ndarray]) -> None:
+        parts[suffix] = np.array(parts[suffix])
+        parts[suffix].reshape(-1)[-1] = bad
+
+    checkpoint = open_checkpoint(str(write(tmp_path, case, change=change)))
+    grouped = checkpoint.grouped(f"{MODULE}.weight")
+    assert grouped is not None
+    message = f"matrix '{MODULE}.weight' has a scale that is .*(nan|inf), of its row [0-9]+; fetch"
+    with pytest.raises(ConfigError, match=message):
+        grouped.read(slice(0, 48))
+    with pytest.raises(ConfigError, match=message):
+        checkpoint.read(f"{MODULE}.weight")
+
+
+def test_exponents_at_their_ends(tmp_path: Path) -> None:
+    """E8M0: 2 ** -127, which is subnormal in float32, to 2 ** 127."""
+    exponents = np.full((48, 2), 127, np.uint8)
+    exponents[0] = 0, 254
+    change = put(".weight_scale", exponents)
+    checkpoint = open_checkpoint(str(write(tmp_path, fp4("mxfp4"), change=change)))
+    grouped = checkpoint.grouped(f"{MODULE}.weight")
+    assert grouped is not None
+    scales = grouped.read(slice(0, 2)).scales
+    assert scales.tolist() == [[2.0**-127, 2.0**127], [1, 1]]
+
+
+def test_a_matrix_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    more = {f"{MODULE}.weight": WEIGHTS}
+    checkpoint = open_checkpoint(str(write(tmp_path, gptq(), **more)))
+    with pytest.raises(ConfigError, match=r"up_proj.weight' is there as it is and again in GPTQ"):
+        checkpoint.tensors  # noqa: B018
+
+
+def test_a_group_of_one_module_is_not_for_others(tmp_path: Path) -> None:
+    """ "lm_head" names a module, "Linear" a class of them, whichever comes first."""
+    of_head = {"targets": ["lm_head"], "weights": {"num_bits": 8, "group_size": 16}}
+    of_others = {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}
+    config = {"config_groups": {"group_0": of_head, "group_1": of_others}}
+    checkpoint = open_checkpoint(str(write(tmp_path, compressed(), config=config)))
+    expected = compressed().store(WEIGHTS).weights
+    np.testing.assert_array_equal(checkpoint.read(f"{MODULE}.weight"), expected)
+
+
+@pytest.mark.parametrize("shape", [(48,), (48, 1)])
+def test_zero_points_have_the_shape_of_scales(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    case = compressed(8, -1, packed=False, symmetric=False)
+    zeros = case.store(WEIGHTS).parts[".weight_zero_point"]
+    change = put(".weight_zero_point", zeros.reshape(shape))
+    checkpoint = open_checkpoint(str(write(tmp_path, case, change=change)))
+    expected = case.store(WEIGHTS).weights
+    np.testing.assert_array_equal(checkpoint.read(f"{MODULE}.weight"), expected)
+
+
 def test_a_quantization_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
     write(tmp_path, gptq())
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": "gptq"}))
