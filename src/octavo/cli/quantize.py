@@ -76,7 +76,11 @@ def quantize(
     ] = None,
     windows: Annotated[
         int,
-        typer.Option(metavar="INT", help="Windows of 512 tokens of it; 0 measures nothing.", min=0),
+        typer.Option(
+            metavar="INT",
+            help="Windows of it, of 512 tokens or all that the model has; 0 measures nothing.",
+            min=0,
+        ),
     ] = 16,
     as_json: JsonOption = False,
 ) -> None:
@@ -93,16 +97,22 @@ def quantize(
         )
     if method not in _METHODS:
         raise ConfigError(f"--method {method!r} is unknown; use gptq or rtn")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out {out} is there already; name a folder that is new or empty")
+    if method == "rtn" and calibration != _OWN:
+        raise ConfigError(f"--calibration {calibration} is for --method gptq; leave one out")
     from octavo import assembly
+    from octavo.compression.model import check_fits
+    from octavo.compression.new_folder import check_is_free
 
+    check_is_free(out)
     config = configuration(flags, model_argument)
     checkpoint = assembly.open_model(config.model)
-    chosen = windows_of(config, checkpoint, text, _SEQUENCE_TOKENS, windows) if windows else None
+    model = assembly.unloaded_model(checkpoint)
+    check_fits(model, checkpoint, form)
+    length = min(_SEQUENCE_TOKENS, model.spec.max_position)
+    chosen = windows_of(config, checkpoint, text, length, windows) if windows else None
     sequences = None
     if method == "gptq":
-        sequences = _calibration(config, checkpoint, calibration, calibration_tokens)
+        sequences = _calibration(config, checkpoint, calibration, calibration_tokens, length)
     written = _write(config, checkpoint, form, out, sequences)
     figures: dict[str, Any] = {}
     if chosen is not None:
@@ -133,15 +143,15 @@ def quantize(
 
 
 def _calibration(
-    config: Config, checkpoint: Checkpoint, source: str, num_tokens: int
+    config: Config, checkpoint: Checkpoint, source: str, num_tokens: int, length: int
 ) -> list[np.ndarray]:
-    """Token ids of sequences that the model is calibrated with. Raises ConfigError."""
+    """Token ids of sequences, of up to `length`, that the model is calibrated with. Raises
+    ConfigError.
+    """
     import numpy as np
 
     from octavo import assembly
 
-    longest = assembly.unloaded_model(checkpoint).spec.max_position
-    length = min(_SEQUENCE_TOKENS, longest)
     text = assembly.load_text(config.model, checkpoint)
     if source == _OWN:
         return _own_words(config, num_tokens, length, chats=text.chat_template.exists)
@@ -211,6 +221,7 @@ def _write(
     from octavo.compression.calibration import Calibration
     from octavo.compression.model import dtype_of_scales
     from octavo.compression.model import quantize as write_quantized
+    from octavo.compression.new_folder import new_folder
     from octavo.ops.backend import load_backend
     from octavo.text.export import write_text_files
 
@@ -220,13 +231,12 @@ def _write(
         chosen = config.backend
         backend = load_backend(chosen.backend, device=chosen.device, threads=chosen.threads)
         calibration = Calibration(model, checkpoint, backend, sequences)
-    out.mkdir(parents=True, exist_ok=True)
-    write_text_files(checkpoint, out)
-    with progress("blocks") as show:
+    with new_folder(out), progress("blocks") as show:
+        write_text_files(checkpoint, out)
         return write_quantized(
             model,
             checkpoint,
-            INTEGER_QUANTIZATIONS[form],
+            form,
             out,
             dtype=dtype_of_scales(checkpoint, config.model.dtype),
             calibration=calibration,

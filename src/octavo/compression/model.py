@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,16 +15,19 @@ from octavo.compression.calibration import Calibration
 from octavo.compression.compensation import compensated_codes, output_error
 from octavo.compression.grid import DTYPES, Grid, grid_of
 from octavo.compression.packed import packed_tensors, quantization_config
-from octavo.core.dtypes import Quantization
+from octavo.core.dtypes import INTEGER_QUANTIZATIONS, Quantization
 from octavo.core.errors import ConfigError
 from octavo.layers.layer import Layer
 from octavo.models.causal_lm import CausalLM
 from octavo.models.loader import renamed
 from octavo.models.stored_piece import Checkpoint as Tensors
 from octavo.weights import Checkpoint
+from octavo.weights.safetensors_file import DTYPES as STORED_DTYPES
 from octavo.weights.safetensors_writer import ShardedWriter
 
 SMALLEST_GROUP = 32
+
+_PLAIN = {dtype.name for dtype in STORED_DTYPES.values()}
 
 Progress = Callable[[int, int], None]
 """Called with blocks done and blocks in all."""
@@ -62,22 +65,55 @@ def dtype_of_scales(checkpoint: Checkpoint, asked: str) -> str:
     return name if name in DTYPES else "bfloat16"
 
 
+def check_fits(model: CausalLM, checkpoint: Checkpoint, name: str) -> None:
+    """Raises ConfigError if there is nothing that the format `name` could make smaller: no matrix
+    that it fits, or a checkpoint whose matrices take as few bits already.
+
+    GGUF files are let through whatever their bits: what is written is another kind of file.
+    """
+    form = INTEGER_QUANTIZATIONS[name]
+    chosen = {one.name for block in model.blocks for one in _matrices(block, form) if one.size}
+    if not chosen:
+        raise ConfigError(
+            f"{checkpoint.name} has no matrix that {name} fits: rows of {SMALLEST_GROUP} weights "
+            "or a multiple, an output a row, one matrix a tensor; use --quantization instead, "
+            "which rounds as it loads"
+        )
+    if checkpoint.path.is_file():
+        return
+    stored = renamed(model, checkpoint)
+    for tensor, spec in stored.tensors.items():
+        if spec.dtype in _PLAIN:
+            continue
+        grouped = stored.grouped(tensor)
+        has_8_bits = grouped is not None and grouped.layout.codes in ("int8", "fp8")
+        if tensor not in chosen or not has_8_bits or form.bits == 8:
+            raise ConfigError(
+                f"{checkpoint.name} is quantized already ({tensor} in {spec.dtype}), and {name} "
+                "would round it a second time for nothing; quantize the model that it was made "
+                "from, or serve it as it is"
+            )
+
+
 def quantize(
     model: CausalLM,
     checkpoint: Checkpoint,
-    form: Quantization,
+    name: str,
     folder: Path,
     *,
     dtype: str,
     calibration: Calibration | None,
     progress: Progress,
 ) -> Written:
-    """Write the checkpoint with its blocks' matrices quantized as `form` says, in the format of
-    compressed-tensors; embedding, head, norms and biases stay in `dtype` (a key of `grid.DTYPES`).
+    """Write the checkpoint with its blocks' matrices in the format `name` (a key of
+    `INTEGER_QUANTIZATIONS`) as compressed-tensors stores it; embedding, head, norms and biases stay
+    in `dtype` (a key of `grid.DTYPES`).
 
     calibration: of the same model; without, weights are rounded to the nearest. A smaller group is
-    taken where rows are no multiple of the form's.
+    taken where rows are no multiple of the format's. Raises ConfigError as `check_fits` does.
     """
+    check_fits(model, checkpoint, name)
+    form = INTEGER_QUANTIZATIONS[name]
     stored = renamed(model, checkpoint)
     writer = ShardedWriter(folder)
     errors: list[MatrixErrors] = []
@@ -86,35 +122,41 @@ def quantize(
         progress(index, len(model.blocks))
         hessians = {} if calibration is None else calibration.hessians(index)
         values: dict[str, np.ndarray] = {}
-        for name, shape, is_plain in _matrices(block):
-            size = _group_size(form, shape[1]) if is_plain else None
-            if size is None:
-                kept.append(name)
+        for one in _matrices(block, form):
+            if one.size is None:
+                kept.append(one.name)
                 continue
-            weights = stored.read(name).astype(np.float32)
-            fitting = form._replace(group_size=size)
-            grid, codes, error = _quantized(name, weights, fitting, dtype, hessians.get(name))
+            weights = stored.read(one.name).astype(np.float32)
+            fitting = form._replace(group_size=one.size)
+            grid, codes, error = _quantized(
+                one.name, weights, fitting, dtype, hessians.get(one.name)
+            )
             errors.append(error)
-            values[name] = grid.values(codes)
-            writer.add(packed_tensors(name.removesuffix(".weight"), grid, codes, dtype))
+            values[one.name] = grid.values(codes)
+            writer.add(packed_tensors(one.name.removesuffix(".weight"), grid, codes, dtype))
         if calibration is not None:
             calibration.advance(index, values)
         checkpoint.release_pages()
     progress(len(model.blocks), len(model.blocks))
     done = {error.name for error in errors}
-    if not done:
-        raise ConfigError(f"{checkpoint.name} has no matrix that {form} fits; nothing is quantized")
-    rest = [name for name in stored.tensors if name not in done]
-    for name in rest:
-        writer.add({name: _in_dtype(stored.read(name), dtype)})
+    rest = [tensor for tensor in stored.tensors if tensor not in done]
+    for tensor in rest:
+        writer.add({tensor: _in_dtype(stored.read(tensor), dtype)})
     writer.finish()
     _write_config(model, checkpoint.config, stored, form, folder, dtype, errors, rest)
     return Written(writer.num_bytes, errors, kept)
 
 
-def _matrices(layer: Layer) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    """The checkpoint's name and shape of every matrix that a layer multiplies by, and whether its
-    rows are inputs' weights, all of them.
+class _Matrix(NamedTuple):
+    """name: the checkpoint's. size: of its groups; None if it can't be quantized."""
+
+    name: str
+    size: int | None
+
+
+def _matrices(layer: Layer, form: Quantization) -> Iterator[_Matrix]:
+    """All that a layer multiplies by. Those can be quantized whose rows are inputs' weights, all of
+    them.
     """
     found: dict[str, tuple[tuple[int, ...], bool]] = {}
     for weight in layer.weights():
@@ -125,7 +167,8 @@ def _matrices(layer: Layer) -> Iterator[tuple[str, tuple[int, ...], bool]]:
             _, so_far = found.get(piece.name, (piece.shape, True))
             found[piece.name] = piece.shape, so_far and is_plain and len(piece.shape) == 2
     for name, (shape, is_plain) in found.items():
-        yield name, shape, is_plain and name.endswith(".weight")
+        fits = is_plain and name.endswith(".weight")
+        yield _Matrix(name, _group_size(form, shape[1]) if fits else None)
 
 
 def _group_size(form: Quantization, inputs: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.cli.main import main
 from support.checkpoints import make_checkpoint
+from support.quantized_files import CASES, quantize_checkpoint
 
 TEXT = "The reader turns the pages one after the other. " * 60
 FEW = ["--threads", "1", "--calibration-tokens", "512"]
@@ -81,6 +83,7 @@ def test_rounding_needs_no_text(folder: Path, tmp_path: Path) -> None:
         (["--format", "int3"], "--format 'int3' is unknown; use one of int8, "),
         (["--method", "awq"], "--method 'awq' is unknown; use gptq or rtn"),
         (["--calibration", "/nowhere"], "the text /nowhere can't be read"),
+        (["--method", "rtn", "--calibration", "text"], "--calibration text is for --method gptq"),
     ],
 )
 def test_mistakes_are_told_and_write_nothing(
@@ -124,3 +127,41 @@ def test_a_model_without_a_chat_template_goes_on_with_the_questions(
     assert main(["quantize", str(model), "-o", str(out), "--windows", "0", *FEW]) == 0
     report = json.loads((out / "quantization.json").read_text())
     assert report["calibration_tokens"] >= 512
+
+
+def test_a_failure_leaves_nothing(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A full disk, when the last file is written."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("octavo.compression.model._write_config", full)
+    out = tmp_path / "out"
+    assert main(command(folder, out, "--method", "rtn")) == 1
+    assert f"--out {out} can't be written (No space left on device)" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_what_is_quantized_already_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = CASES["gptq, 4 bits"]
+    quantized, _ = quantize_checkpoint(case, folder / "model", tmp_path)
+    assert main(["quantize", str(quantized), "-o", str(tmp_path / "out"), *FEW]) == 1
+    message = "is quantized already (model.layers.0.mlp.down_proj.weight in GPTQ 4-bit), and int4"
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_with_fewer_positions_than_a_window(tmp_path: Path, folder: Path) -> None:
+    model = make_checkpoint("llama", tmp_path / "model", max_position_embeddings=64)
+    out = tmp_path / "out"
+    text = str(folder / "text")
+    flags = ["--calibration", text, "--text", text, "--windows", "1", *FEW]
+    assert main(["quantize", str(model), "-o", str(out), *flags]) == 0
+    report = json.loads((out / "quantization.json").read_text())
+    assert report["quality"]["context"] == 64

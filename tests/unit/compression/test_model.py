@@ -11,14 +11,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from octavo.compression.calibration import Calibration
-from octavo.compression.model import Written, dtype_of_scales, quantize
-from octavo.core.dtypes import INTEGER_QUANTIZATIONS
+from octavo.compression.model import Written, check_fits, dtype_of_scales, quantize
 from octavo.core.errors import ConfigError
 from octavo.models.registry import build_model
 from octavo.weights import Checkpoint, open_checkpoint
 from support.backends import cpu_backend
 from support.checkpoints import make_checkpoint
 from support.forward import Forward, load_model
+from support.quantized_files import CASES, quantize_checkpoint
 
 SEQUENCES = [np.random.default_rng(2).integers(3, 320, 256) for _ in range(6)]
 TOKENS = np.random.default_rng(3).integers(3, 320, 60).tolist()
@@ -39,7 +39,7 @@ def write(
     return quantize(
         model,
         checkpoint,
-        INTEGER_QUANTIZATIONS[name],
+        name,
         out,
         calibration=calibration,
         progress=lambda done, total: None,
@@ -123,9 +123,43 @@ def test_a_model_that_no_group_divides_is_refused(tmp_path: Path) -> None:
     source = make_checkpoint(
         "llama", tmp_path / "model", hidden_size=40, head_dim=10, intermediate_size=90
     )
-    with pytest.raises(ConfigError, match="nothing is quantized"):
+    with pytest.raises(ConfigError, match="has no matrix that int4 fits: rows of 32"):
         write(open_checkpoint(str(source)), "int4", tmp_path / "out", calibrated=False)
     assert not (tmp_path / "out" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "is_refused"),
+    [
+        ("gptq, 4 bits", "int4", True),
+        ("compressed-tensors W8A8", "int8", True),
+        ("compressed-tensors W8A8", "int4", False),
+        ("fp8 by blocks", "int4-g64", False),
+        ("fp8 by blocks", "int8", True),
+        ("bitsandbytes NF4", "int4", True),
+        ("gptq, groups of 8", "int4", True),
+    ],
+)
+def test_a_quantized_model_may_get_fewer_bits_only(
+    folder: Path, tmp_path: Path, case: str, name: str, is_refused: bool
+) -> None:
+    quantized, _ = quantize_checkpoint(CASES[case], folder, tmp_path)
+    checkpoint = open_checkpoint(str(quantized))
+    model = build_model(checkpoint.config)
+    if is_refused:
+        with pytest.raises(ConfigError, match=f"is quantized already .*, and {name} would round"):
+            check_fits(model, checkpoint, name)
+    else:
+        check_fits(model, checkpoint, name)
+
+
+def test_matrices_that_lie_the_other_way_round_are_told_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    checkpoint = open_checkpoint(str(make_checkpoint("gpt2", tmp_path / "model")))
+    with pytest.raises(ConfigError, match=r"no matrix that int8 fits.*--quantization instead"):
+        write(checkpoint, "int8", tmp_path / "out", calibrated=False)
+    assert not (tmp_path / "out").exists()
 
 
 def test_which_dtype_scales_have(folder: Path) -> None:
