@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -257,9 +258,10 @@ def _show(report: dict[str, Any], written: Written, out: Path, picture: str | No
         f"{report['model']} with {report['original_bytes'] / 1e6:,.0f} MB"
     )
     if written.kept:
+        kinds = Counter(map(_kind, written.kept))
         print(
-            f"  {len(written.kept)} tensors are kept as they were, since rows are no multiple of "
-            f"32 weights, or stored as columns, or of several matrices: {written.kept[0]}, ..."
+            "  kept as they were, as rows are no multiple of 32 weights, or stored as columns, or "
+            f"of several matrices: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}"
         )
     print("  errors of matrices, mean of all layers and the worst, relative to what is right:")
     for kind, errors in by_kind(written.matrices).items():
@@ -272,8 +274,12 @@ def by_kind(matrices: Sequence[MatrixErrors]) -> dict[str, list[MatrixErrors]]:
     """By the last part of their names, which is the same in all layers."""
     found: dict[str, list[MatrixErrors]] = {}
     for one in matrices:
-        found.setdefault(one.name.removesuffix(".weight").rpartition(".")[2], []).append(one)
+        found.setdefault(_kind(one.name), []).append(one)
     return found
+
+
+def _kind(name: str) -> str:
+    return name.removesuffix(".weight").rpartition(".")[2]
 
 
 def _error_cells(errors: Sequence[MatrixErrors]) -> str:

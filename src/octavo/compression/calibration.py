@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from octavo.compression.hessians import ExpertInputs, Hessians
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat
 from octavo.layers.decoder import DecoderBlock
 from octavo.layers.layer import Layer
 from octavo.layers.linear import Linear
+from octavo.layers.moe import Experts
 from octavo.models.causal_lm import CausalLM
 from octavo.models.loader import load_layer, make_rope_tables, renamed
 from octavo.models.stored_piece import Checkpoint
@@ -23,6 +25,8 @@ from octavo.ops.backend import Backend
 from octavo.ops.batch import KVLayer
 from octavo.quantization.grouped import GroupedTensor
 from octavo.runner.batch import in_passes, whole_sequences
+
+P = TypeVar("P", bound=Layer)
 
 _PASS_TOKENS = 1024
 _BLOCK_SIZE = 16
@@ -89,24 +93,33 @@ class Calibration:
             for chosen in self._passes
         ]
 
-    def hessians(self, index: int) -> dict[str, np.ndarray]:
-        """By name of a matrix of block `index`: the mean of x x^T over its inputs x, (I, I)
-        float64. Blocks come in order.
+    def hessians(self, index: int) -> Hessians:
+        """Of the matrices of block `index` whose inputs can be seen: projections, and experts that
+        are tensors of their own. Blocks come in order.
         """
         block = self._model.blocks[index]
         load_layer(block, self._checkpoint, self._backend, _DTYPE)
-        linears = list(_linears(block))
+        linears = list(_parts(block, Linear))
+        mixtures = [one for one in _parts(block, Experts) if one.separate is not None]
         sums = [np.zeros((linear.weight.shape[1],) * 2) for linear in linears]
-        num_tokens = 0
-        for _, *inputs in self._run(index, _observed(block, linears)):
-            for total, x in zip(sums, inputs, strict=True):
-                total += (x.T @ x).astype(np.float64)
-            num_tokens += len(inputs[0]) if inputs else 0
-        return {
-            name: total / num_tokens
-            for linear, total in zip(linears, sums, strict=True)
-            for name in linear.weight.names
-        }
+        routed: list[list[np.ndarray]] = [[] for _ in range(2 * len(mixtures))]
+        for _, *inputs in self._run(index, _observed(block, linears, mixtures)):
+            for total, x in zip(sums, inputs, strict=False):
+                total += x.T @ x
+            for rows, x in zip(routed, inputs[len(linears) :], strict=True):
+                rows.append(x)
+        num_tokens = sum(map(len, self._hidden))
+        ready: dict[str, np.ndarray] = {}
+        for linear, total in zip(linears, sums, strict=True):
+            total /= num_tokens
+            ready |= dict.fromkeys(linear.weight.names, total)
+        experts = []
+        for place, mixture in enumerate(mixtures):
+            x, routing = (np.concatenate(rows) for rows in routed[2 * place : 2 * place + 2])
+            if mixture.separate is not None:
+                layers = mixture.separate()
+                experts.append(ExpertInputs(layers, x, routing, self._checkpoint, self._backend))
+        return Hessians(ready, experts)
 
     def advance(self, index: int, values: Mapping[str, np.ndarray]) -> None:
         """Let the hidden states go through block `index` with other values of some tensors."""
@@ -143,28 +156,36 @@ class Calibration:
 
 
 def _observed(
-    block: DecoderBlock, linears: Sequence[Linear]
+    block: DecoderBlock, linears: Sequence[Linear], mixtures: Sequence[Experts]
 ) -> Callable[[Array, BatchContext], tuple[Array, ...]]:
-    """What the block gives, then what each of its projections is given."""
+    """What the block gives, then what each of its projections is given, then what its experts are:
+    tokens and their routing.
+    """
+    parts: list[Linear | Experts] = [*linears, *mixtures]
 
     def function(x: Array, ctx: BatchContext) -> tuple[Array, ...]:
-        seen: dict[int, Array] = {}
-        for place, linear in enumerate(linears):
-            linear.observer = partial(seen.__setitem__, place)
+        seen: dict[int, tuple[Array, ...]] = {}
+
+        def keep(place: int, *inputs: Array) -> None:
+            seen[place] = inputs
+
+        for place, part in enumerate(parts):
+            part.observer = partial(keep, place)
         try:
             y = block(x, ctx)
         finally:
-            for linear in linears:
-                linear.observer = None
-        return (y, *(seen[place] for place in range(len(linears))))
+            for part in parts:
+                part.observer = None
+        return (y, *(array for place in range(len(parts)) for array in seen[place]))
 
     return function
 
 
-def _linears(layer: Layer) -> Iterator[Linear]:
+def _parts(layer: Layer, kind: type[P]) -> Iterator[P]:
+    """Those of a kind, at any depth."""
     for value in vars(layer).values():
         for part in value if isinstance(value, list) else (value,):
-            if isinstance(part, Linear):
+            if isinstance(part, kind):
                 yield part
             elif isinstance(part, Layer):
-                yield from _linears(part)
+                yield from _parts(part, kind)

@@ -12,7 +12,6 @@ from octavo.ops import (
     BatchContext,
     head_linear,
     latent_attention,
-    linear,
     rotary,
     split_columns,
     write_latent,
@@ -58,38 +57,26 @@ class LatentAttention(Layer):
 
         self.query_a: Linear | None = None
         self.query_norm: RMSNorm | None = None
-        stored, inputs = f"{name}.q_proj.weight", hidden_size
+        stored, inputs = f"{name}.q_proj", hidden_size
         if spec.query_rank is not None:
-            stored, inputs = f"{name}.q_b_proj.weight", spec.query_rank
+            stored, inputs = f"{name}.q_b_proj", spec.query_rank
             self.query_a = Linear({f"{name}.q_a_proj": inputs}, hidden_size, has_bias=has_bias)
             self.query_norm = RMSNorm(f"{name}.q_a_layernorm", inputs, _NORM_EPS)
         # All heads' parts without positions, then all with.
         starts = range(0, queries, nope + spec.rope_dim)
         rows = [range(start, start + nope) for start in starts]
         rows += [part for start in starts for part in rotated_rows(start + nope)]
-        self.query = Weight(
-            shape=(queries, inputs),
-            role="matrix",
-            pieces=[Piece(stored, (queries, inputs), rows=part) for part in rows],
-        )
+        self.query = Linear({stored: queries}, inputs, order=[(stored, part) for part in rows])
 
         width = spec.kv_rank + spec.rope_dim
         latent_rows = [range(spec.kv_rank), *rotated_rows(spec.kv_rank)]
         stored = f"{name}.kv_a_proj_with_mqa"
-        self.latent = Weight(
-            shape=(width, hidden_size),
-            role="matrix",
-            pieces=[
-                Piece(f"{stored}.weight", (width, hidden_size), rows=part) for part in latent_rows
-            ],
+        self.latent = Linear(
+            {stored: width},
+            hidden_size,
+            has_bias=has_bias,
+            order=[(stored, part) for part in latent_rows],
         )
-        self.latent_bias: Weight | None = None
-        if has_bias:
-            self.latent_bias = Weight(
-                shape=(width,),
-                role="vector",
-                pieces=[Piece(f"{stored}.bias", (width,), rows=part) for part in latent_rows],
-            )
         self.latent_norm = RMSNorm(f"{name}.kv_a_layernorm", spec.kv_rank, _NORM_EPS)
 
         stored, shape = f"{name}.kv_b_proj.weight", (heads * (nope + value), spec.kv_rank)
@@ -118,13 +105,10 @@ class LatentAttention(Layer):
         if self.query_a is not None and self.query_norm is not None:
             given = self.query_norm(self.query_a(x))
         queries, rotated = split_columns(
-            linear(given, self.query.array), (heads * spec.nope_dim, heads * spec.rope_dim)
+            self.query(given), (heads * spec.nope_dim, heads * spec.rope_dim)
         )
         rotated = rotary(rotated.reshape(-1, heads, spec.rope_dim), self.rope.array, ctx.positions)
-        bias = None if self.latent_bias is None else self.latent_bias.array
-        latents, keys = split_columns(
-            linear(x, self.latent.array, bias), (spec.kv_rank, spec.rope_dim)
-        )
+        latents, keys = split_columns(self.latent(x), (spec.kv_rank, spec.rope_dim))
         keys = rotary(keys.reshape(-1, 1, spec.rope_dim), self.rope.array, ctx.positions)
         cache = ctx.kv_layers[self.index]
         write_latent(self.latent_norm(latents), keys.reshape(-1, spec.rope_dim), cache, ctx)

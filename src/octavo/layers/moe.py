@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import MoESpec
@@ -72,7 +72,8 @@ class Experts(Layer):
 
     gate_up, down: where they are, expert after expert; of each the gate's rows come before those of
     up. biases: of both, the same way. weighs_inputs: an expert's weight multiplies its input, not
-    what it says.
+    what it says. separate: makes a layer of each expert, where its matrices are tensors of their
+    own.
     """
 
     def __init__(
@@ -85,7 +86,11 @@ class Experts(Layer):
         *,
         biases: tuple[Sequence[Piece], Sequence[Piece]] | None = None,
         weighs_inputs: bool = False,
+        separate: Callable[[], list[GatedMLP]] | None = None,
     ) -> None:
+        self.separate = separate
+        self.observer: Callable[[Array, Array], None] | None = None
+        """Told each input and its routing; for calibration."""
         if activation not in _GATES:
             known = ", ".join(_GATES)
             raise ConfigError(f"activation {activation!r} is unknown; experts may have: {known}")
@@ -102,6 +107,8 @@ class Experts(Layer):
             self.down_bias = Weight(shape=(outputs,), role="vector", pieces=biases[1])
 
     def __call__(self, x: Array, routing: Array) -> Array:
+        if self.observer is not None:
+            self.observer(x, routing)
         return experts(
             x,
             routing,
@@ -125,6 +132,14 @@ def listed_experts(
     """Experts whose matrices are tensors of their own: `name`.0.gate_proj.weight and so on."""
     gate, up, down = parts
     numbers, inner = range(spec.num_experts), spec.expert.inner_size
+
+    def separate() -> list[GatedMLP]:
+        gate_up = gate, up
+        return [
+            GatedMLP(f"{name}.{number}", hidden_size, inner, activation, gate_up=gate_up, down=down)
+            for number in numbers
+        ]
+
     return Experts(
         [
             Piece(f"{name}.{number}.{part}.weight", (inner, hidden_size))
@@ -135,6 +150,7 @@ def listed_experts(
         hidden_size,
         spec,
         activation,
+        separate=separate,
     )
 
 

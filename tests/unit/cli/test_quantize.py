@@ -165,3 +165,13 @@ def test_a_model_with_fewer_positions_than_a_window(tmp_path: Path, folder: Path
     assert main(["quantize", str(model), "-o", str(out), *flags]) == 0
     report = json.loads((out / "quantization.json").read_text())
     assert report["quality"]["context"] == 64
+
+
+def test_what_is_kept_is_told_by_its_kind(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_checkpoint("llama", tmp_path / "model", intermediate_size=90)
+    out = tmp_path / "out"
+    flags = ["--method", "rtn", "--windows", "0"]
+    assert main(["quantize", str(model), "-o", str(out), *flags]) == 0
+    assert "of several matrices: 2 down_proj\n" in capsys.readouterr().out

@@ -174,6 +174,7 @@ def test_blocks_of_other_families(family: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(make_checkpoint(family, tmp_path / "model")))
     written = write(checkpoint, "int8", tmp_path / "out", calibrated=True)
     assert written.matrices
+    assert all(one.outputs is not None for one in written.matrices)
     again = open_checkpoint(str(tmp_path / "out"))
     assert again.tensors.keys() == checkpoint.tensors.keys()
     before, after = logits(checkpoint), logits(again)
