@@ -11,6 +11,11 @@ from octavo.core.model_spec import LayerSpec, ModelSpec
 
 _MAX_INTEGER = 1 << 31
 MAX_LAYERS = 1024
+MAX_HEADS = 4096
+MAX_WIDTH = 1 << 20
+"""Of any vector between matrices. Far beyond all models: what is built by layer, head or row of a
+config that lies stays small.
+"""
 
 
 class ModelConfig:
@@ -105,7 +110,7 @@ class ModelConfig:
         """
         parameters = self.mapping("rope_parameters")
         if layer_type is not None:
-            parameters = dict(parameters.get(layer_type) or {})
+            parameters = ModelConfig(parameters).mapping(layer_type)
         else:
             parameters = self.mapping("rope_scaling") or parameters
         if parameters.get("rope_theta") is None:
@@ -196,17 +201,17 @@ class DecoderShape:
         """head_dim, ties_embeddings, eps: the family's defaults; None is hidden / heads. eps_key:
         where its configs have what norms add to the variance.
         """
-        hidden = config.integer("hidden_size")
-        heads = config.integer("num_attention_heads")
+        hidden = config.integer("hidden_size", high=MAX_WIDTH)
+        heads = config.integer("num_attention_heads", high=MAX_HEADS)
         kv_heads = config.integer("num_key_value_heads", heads)
         if heads % kv_heads:
             raise config.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
-        size = config.integer("head_dim", head_dim or hidden // heads)
+        size = config.integer("head_dim", head_dim or hidden // heads, high=MAX_WIDTH)
         if size % 2 or size < 4:
             raise config.error("head_dim", f"an even number from 4 on (it comes to {size})")
         return cls(
             hidden=hidden,
-            inner=config.integer("intermediate_size"),
+            inner=config.integer("intermediate_size", high=MAX_WIDTH),
             num_layers=config.integer("num_hidden_layers", high=MAX_LAYERS),
             heads=heads,
             kv_heads=kv_heads,

@@ -76,6 +76,14 @@ def test_gemma_layers_alternate() -> None:
         ({"hidden_size": "64"}, "hidden_size must be an integer.*'64'"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be an integer from 1 to 1024"),
         ({"head_dim": 15}, "head_dim must be an even number"),
+        ({"head_dim": 1 << 31}, "head_dim must be an integer from 1 to 1048576"),
+        ({"num_attention_heads": 1 << 31}, "num_attention_heads must be an integer from 1 to 4096"),
+        ({"hidden_size": 1 << 31}, "hidden_size must be an integer from 1 to 1048576"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 32}
+            | {"rope_parameters": {"full_attention": ["full_attention"]}},
+            "full_attention must be an object, got .'full_attention'.",
+        ),
         ({"rms_norm_eps": 0}, "rms_norm_eps must be a positive number"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"hidden_act": "relu"}, "activation 'relu' is unknown"),
