@@ -110,7 +110,8 @@ def quantize(
     in `dtype` (a key of `grid.DTYPES`).
 
     calibration: of the same model; without, weights are rounded to the nearest. A smaller group is
-    taken where rows are no multiple of the format's. Raises ConfigError as `check_fits` does.
+    taken where rows are no multiple of the format's. Raises ConfigError as `check_fits` does, and
+    for weights that are no numbers.
     """
     check_fits(model, checkpoint, name)
     form = INTEGER_QUANTIZATIONS[name]
@@ -127,6 +128,11 @@ def quantize(
                 kept.append(one.name)
                 continue
             weights = stored.read(one.name).astype(np.float32)
+            if not np.isfinite(weights).all():
+                raise ConfigError(
+                    f"{checkpoint.name}: {one.name} has weights that are no numbers, which nothing "
+                    "can be rounded to; fetch the model again"
+                )
             fitting = form._replace(group_size=one.size)
             grid, codes, error = _quantized(
                 one.name, weights, fitting, dtype, hessians.get(one.name)

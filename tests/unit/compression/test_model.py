@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from octavo.compression.calibration import Calibration
 from octavo.compression.model import Written, check_fits, dtype_of_scales, quantize
@@ -160,6 +161,17 @@ def test_matrices_that_lie_the_other_way_round_are_told_before_anything_is_writt
     with pytest.raises(ConfigError, match=r"no matrix that int8 fits.*--quantization instead"):
         write(checkpoint, "int8", tmp_path / "out", calibrated=False)
     assert not (tmp_path / "out").exists()
+
+
+def test_weights_that_are_no_numbers_are_told(folder: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(folder, tmp_path / "model"))
+    tensors = load_file(model / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = np.array(tensors[name])
+    tensors[name][3, 5] = np.nan
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(ConfigError, match=rf"{name} has weights that are no numbers"):
+        write(open_checkpoint(str(model)), "int4", tmp_path / "out", calibrated=False)
 
 
 def test_which_dtype_scales_have(folder: Path) -> None:
