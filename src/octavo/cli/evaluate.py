@@ -206,7 +206,10 @@ def windows_of(
 
     longest = assembly.unloaded_model(checkpoint).spec.max_position
     if context > longest:
-        raise ConfigError(f"--context {context} is more than the {longest} tokens of the model")
+        raise ConfigError(
+            f"--context {context} is more than the {longest} tokens of the model; give a smaller "
+            "one"
+        )
     tokenizer = assembly.load_text(config.model, checkpoint).tokenizer
     tokens = tokenizer.encode(read_text(text), add_special_tokens=False)
     return Windows.of(tokens, context, count, bos_of(tokenizer))
@@ -220,10 +223,10 @@ def read_text(path: Path | None) -> str:
         return "\n".join(topics.topics.values())
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the text {path} can't be read ({error}); give a file in UTF-8"
-        ) from error
+    except OSError as error:
+        raise ConfigError(f"the text {path} can't be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the text {path} is not in UTF-8 ({error}); convert it") from error
 
 
 def bos_of(tokenizer: Tokenizer) -> int | None:

@@ -15,7 +15,7 @@ from octavo.compression.calibration import Calibration
 from octavo.compression.compensation import compensated_codes, output_error
 from octavo.compression.grid import DTYPES, Grid, grid_of
 from octavo.compression.packed import packed_tensors, quantization_config
-from octavo.core.dtypes import INTEGER_QUANTIZATIONS, Quantization
+from octavo.core.dtypes import DTYPE_ALIASES, INTEGER_QUANTIZATIONS, Quantization
 from octavo.core.errors import ConfigError
 from octavo.layers.layer import Layer
 from octavo.models.causal_lm import CausalLM
@@ -61,7 +61,7 @@ class Written:
 def dtype_of_scales(checkpoint: Checkpoint, asked: str) -> str:
     """What scales, and all that is not quantized, are stored in. asked: the --dtype flag."""
     stored = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
-    name = stored if asked == "auto" else asked
+    name = stored if asked == "auto" else DTYPE_ALIASES.get(asked, asked)
     return name if name in DTYPES else "bfloat16"
 
 

@@ -178,6 +178,7 @@ def test_which_dtype_scales_have(folder: Path) -> None:
     checkpoint = open_checkpoint(str(folder))
     assert dtype_of_scales(checkpoint, "auto") == "bfloat16"
     assert dtype_of_scales(checkpoint, "float16") == "float16"
+    assert dtype_of_scales(checkpoint, "half") == "float16"
 
 
 @pytest.mark.parametrize("family", ["opt", "bloom", "phi3", "mixtral", "deepseek_v2"])
