@@ -21,7 +21,8 @@ from octavo.weights.safetensors_folder import SafetensorsFolder, read_json_objec
 
 def quantization_of(folder: SafetensorsFolder) -> Mapping[str, Any] | None:
     """config.json's quantization_config, of the part that writes if there are others; or what
-    AutoGPTQ and ModelOpt used to keep in files of their own. None if the folder is not quantized.
+    AutoGPTQ, AutoAWQ and ModelOpt used to keep in files of their own. None if the folder is not
+    quantized.
 
     Raises ConfigError for one that is no object.
     """
@@ -37,6 +38,10 @@ def quantization_of(folder: SafetensorsFolder) -> Mapping[str, Any] | None:
             return found
     if (path := folder.path / "quantize_config.json").is_file():
         return {"quant_method": "gptq", **read_json_object(path)}
+    if (path := folder.path / "quant_config.json").is_file():
+        values = read_json_object(path)
+        renamed = {"bits": values.get("w_bit"), "group_size": values.get("q_group_size")}
+        return {"quant_method": "awq", **renamed, **values}
     if (path := folder.path / "hf_quant_config.json").is_file():
         of_tool = read_json_object(path).get("quantization")
         return {"quant_method": "modelopt", **(of_tool if isinstance(of_tool, Mapping) else {})}

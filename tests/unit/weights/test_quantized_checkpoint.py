@@ -366,6 +366,9 @@ def test_what_is_said_of_a_format_may_be_in_a_file_of_its_own(tmp_path: Path) ->
     of_gptq = {"bits": 8, "group_size": 16, "desc_act": False, "sym": True}
     values = moved(gptq(8, 16), "quantize_config.json", of_gptq)
     np.testing.assert_array_equal(values, gptq(8, 16).store(WEIGHTS).weights)
+    of_awq = {"zero_point": True, "q_group_size": 16, "w_bit": 4, "version": "GEMM"}
+    values = moved(awq(16), "quant_config.json", of_awq)
+    np.testing.assert_array_equal(values, awq(16).store(WEIGHTS).weights)
     of_modelopt = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
     values = moved(fp8("tensor"), "hf_quant_config.json", of_modelopt)
     np.testing.assert_array_equal(values, fp8("tensor").store(WEIGHTS).weights)
