@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from support.k_quants import K_TYPES, quantize_k
 
 _ARCHITECTURES = {
     "llama": "llama",
@@ -37,9 +41,18 @@ _ARCHITECTURES = {
     "cohere2": "cohere2",
     "smollm3": "smollm3",
     "glm4": "glm4",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "olmoe": "olmoe",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "gpt_oss": "gpt-oss",
+    "llama4_text": "llama4",
+    "granitemoe": "granitemoe",
 }
 GGUF_FAMILIES = tuple(_ARCHITECTURES)
-_PERMUTED = ("llama", "olmo", "granite", "smollm3")
+_PERMUTED = ("llama", "olmo", "granite", "smollm3", "granitemoe")
 """Whose rotary embedding pairs neighbours in llama.cpp, and not in transformers."""
 
 
@@ -49,31 +62,42 @@ def write_gguf(
     *,
     matrix_type: str = "F32",
     embedding_type: str | None = None,
+    expert_type: str | None = None,
     metadata: dict[str, Any] | None = None,
+    is_old: bool = False,
 ) -> Path:
     """Converts the checkpoint folder (as `make_checkpoint` writes it) into one GGUF file at `path`.
 
-    Matrices are stored as `matrix_type`, embedding and head as `embedding_type` if given, all else
-    as F32. `metadata` adds or replaces unsigned integers, floats, strings and lists by full key;
-    None removes.
+    Matrices are stored as `matrix_type`, embedding and head as `embedding_type` and experts as
+    `expert_type` if given, all else as F32. `metadata` adds or replaces unsigned integers, floats,
+    strings and lists by full key; None removes. is_old: as the converter wrote Mixtral and
+    DeepSeek first.
     """
     import gguf
     from safetensors.numpy import load_file
 
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = _ARCHITECTURES[config["model_type"]]
-    keys = _metadata(config, architecture) | _tokenizer_metadata(checkpoint) | (metadata or {})
+    keys = (
+        _metadata(config, architecture, is_old=is_old)
+        | _tokenizer_metadata(checkpoint)
+        | (metadata or {})
+    )
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in keys.items():
         _add(writer, key, value)
-    for hf_name, tensor in load_file(checkpoint / "model.safetensors").items():
-        name = _gguf_name(hf_name, architecture)
-        array = _as_llama_cpp(tensor.astype(np.float32), hf_name, config, architecture)
-        type_name = matrix_type if array.ndim == 2 else "F32"
+    stored = load_file(checkpoint / "model.safetensors").items()
+    whole = {name: tensor.astype(np.float32) for name, tensor in stored}
+    for name, array in _converted(whole, config, architecture, is_old=is_old):
+        type_name = matrix_type if array.ndim > 1 and name.endswith(".weight") else "F32"
         if embedding_type and name in ("token_embd.weight", "output.weight"):
             type_name = embedding_type
+        if expert_type and "_exps" in name and array.ndim > 2:
+            type_name = expert_type
+        if "ffn_gate_inp" in name:  # routers always are
+            type_name = "F32"
         ggml_type = gguf.GGMLQuantizationType[type_name]
-        writer.add_tensor(name, gguf.quants.quantize(array, ggml_type), raw_dtype=ggml_type)
+        writer.add_tensor(name, quantized(array, type_name), raw_dtype=ggml_type)
     rope = config.get("rope_parameters", {})
     if rope.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, config["head_dim"]))
@@ -86,6 +110,76 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def quantized(array: np.ndarray, type_name: str) -> np.ndarray:
+    """(..., I) float32 -> in blocks of a GGUF type: (..., bytes of a row)."""
+    import gguf
+
+    if type_name in K_TYPES:
+        return quantize_k(array, type_name)
+    return gguf.quants.quantize(array, gguf.GGMLQuantizationType[type_name])
+
+
+def _converted(
+    tensors: dict[str, np.ndarray], config: dict[str, Any], architecture: str, *, is_old: bool
+) -> Iterator[tuple[str, np.ndarray]]:
+    """All tensors by their names in GGUF."""
+    experts: dict[str, dict[int, np.ndarray]] = {}
+    for whole_name, whole in tensors.items():
+        for hf_name, tensor in _unfused(whole_name, whole, config, architecture, is_old=is_old):
+            array = _as_llama_cpp(tensor, hf_name, config, architecture)
+            match = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", hf_name)
+            if match is None:
+                yield _gguf_name(hf_name, architecture), array
+                continue
+            name = _gguf_name(f"{match[1]}.{match[3]}", architecture)
+            if is_old and architecture == "llama":
+                yield name.replace("_exps", f".{match[2]}"), array
+            else:
+                experts.setdefault(name, {})[int(match[2])] = array
+    for name, arrays in experts.items():
+        yield name, np.stack([arrays[number] for number in range(len(arrays))])
+
+
+def _unfused(
+    name: str, tensor: np.ndarray, config: dict[str, Any], architecture: str, *, is_old: bool
+) -> Iterator[tuple[str, np.ndarray]]:
+    """What is several tensors in GGUF. Those of experts' gates and inputs, which lie one after the
+    other, or (gpt-oss) row by row in turns.
+    """
+    if name.endswith("kv_b_proj.weight") and not is_old:
+        nope, value = config["qk_nope_head_dim"], config["v_head_dim"]
+        heads = tensor.reshape(-1, nope + value, tensor.shape[1])
+        yield name.replace("kv_b", "k_b"), np.ascontiguousarray(heads[:, :nope].swapaxes(1, 2))
+        yield name.replace("kv_b", "v_b"), heads[:, nope:]
+        return
+    part = name.rpartition(".experts.")[2]
+    if architecture == "granitemoe" and "input_linear" in name:
+        start = name.replace("block_sparse_moe.input_linear.weight", "mlp.experts")
+        gate, up = np.split(tensor, 2, axis=1)
+        yield f"{start}.gate_proj.weight", gate
+        yield f"{start}.up_proj.weight", up
+    elif part in ("gate_up_proj", "gate_up_proj_bias"):
+        last = tensor if part.endswith("bias") else tensor.swapaxes(1, 2)
+        halves = np.split(last, 2, axis=1)
+        if architecture == "gpt-oss":
+            halves = [last[:, ::2], last[:, 1::2]]
+        suffix = "bias" if part.endswith("bias") else "weight"
+        for half, values in zip(("gate_proj", "up_proj"), halves, strict=True):
+            yield name.replace(part, f"{half}.{suffix}"), np.ascontiguousarray(values)
+    elif part == "down_proj":
+        yield f"{name}.weight", np.ascontiguousarray(tensor.swapaxes(1, 2))
+    elif part == "down_proj_bias":
+        yield name.replace("down_proj_bias", "down_proj.bias"), tensor
+    elif name.endswith("shared_expert_gate.weight"):
+        yield name, tensor[0]
+    elif name.endswith("sinks"):
+        yield f"{name}.weight", tensor
+    elif name.endswith("e_score_correction_bias"):
+        yield name.replace("_correction_bias", "_correction.bias"), tensor
+    else:
+        yield name, tensor
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
@@ -101,7 +195,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def _metadata(config: dict[str, Any], architecture: str) -> dict[str, Any]:
+def _metadata(config: dict[str, Any], architecture: str, *, is_old: bool) -> dict[str, Any]:
     def number(*names: str) -> Any:
         return next(config[name] for name in names if config.get(name) is not None)
 
@@ -134,6 +228,9 @@ def _metadata(config: dict[str, Any], architecture: str) -> dict[str, Any]:
         keys["vocab_size"] = config["vocab_size"]
     if config.get("sliding_window"):
         keys["attention.sliding_window"] = config["sliding_window"]
+    keys |= _expert_metadata(config, architecture)
+    if architecture == "deepseek2":
+        keys |= _latent_metadata(config, is_old=is_old)
     if architecture == "gemma3":
         is_local = [kind == "sliding_attention" for kind in config["layer_types"]]
         keys["attention.sliding_window_pattern"] = is_local
@@ -141,6 +238,8 @@ def _metadata(config: dict[str, Any], architecture: str) -> dict[str, Any]:
     if kind in ("linear", "yarn"):
         keys["rope.scaling.type"] = kind
         keys["rope.scaling.factor"] = global_rope["factor"]
+    if kind == "yarn" and global_rope.get("mscale_all_dim"):
+        keys["rope.scaling.yarn_log_multiplier"] = 0.1 * global_rope["mscale_all_dim"]
     if kind == "yarn":
         original = global_rope["original_max_position_embeddings"]
         keys["rope.scaling.original_context_length"] = original
@@ -153,6 +252,56 @@ def _metadata(config: dict[str, Any], architecture: str) -> dict[str, Any]:
         if config.get(theirs) is not None
     }
     return {f"{architecture}.{key}": value for key, value in keys.items()}
+
+
+def _expert_metadata(config: dict[str, Any], architecture: str) -> dict[str, Any]:
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    count = next((config[name] for name in names if config.get(name)), None)
+    if count is None:
+        return {}
+    keys = {"expert_count": count, "expert_used_count": config["num_experts_per_tok"]}
+    inner = config.get("moe_intermediate_size")
+    if architecture in ("gpt-oss", "llama4"):
+        inner = config["intermediate_size"]
+    if inner:
+        keys["expert_feed_forward_length"] = inner
+    if config.get("shared_expert_intermediate_size"):
+        keys["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
+    if architecture == "llama4":
+        keys["feed_forward_length"] = config["intermediate_size_mlp"]
+        keys["interleave_moe_layer_step"] = config["interleave_moe_layer_step"]
+    return keys
+
+
+def _latent_metadata(config: dict[str, Any], *, is_old: bool) -> dict[str, Any]:
+    rope, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    key, value = config["qk_nope_head_dim"] + rope, config["v_head_dim"]
+    keys: dict[str, Any] = {
+        "attention.kv_lora_rank": rank,
+        "rope.dimension_count": rope,
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "attention.key_length": key,
+        "attention.value_length": value,
+    }
+    if not is_old:
+        keys |= {
+            "attention.head_count_kv": 1,
+            "attention.key_length": rank + rope,
+            "attention.value_length": rank,
+            "attention.key_length_mla": key,
+            "attention.value_length_mla": value,
+        }
+    if config["q_lora_rank"]:
+        keys["attention.q_lora_rank"] = config["q_lora_rank"]
+    if config["norm_topk_prob"]:
+        keys["expert_weights_norm"] = True
+    if config["n_group"]:
+        keys["expert_group_count"] = config["n_group"]
+        keys["expert_group_used_count"] = config["topk_group"]
+    keys["expert_gating_func"] = 2 if config["model_type"] == "deepseek_v3" else 1
+    return keys
 
 
 _FURTHER_KEYS = {

@@ -7,14 +7,14 @@ import json
 from octavo.models.registry import families
 from octavo.weights.gguf_architectures import GGUF_ARCHITECTURES
 
-_UNDER_OTHER_NAMES = {"mistral": "llama", "internlm2": "internlm2"}
-"""By model type, the architecture of GGUF files that are read as another family's."""
-
 
 def models(*, as_json: bool) -> None:
     """Print a line for each family."""
-    gguf = {one.model_type: name for name, one in reversed(GGUF_ARCHITECTURES.items())}
-    gguf |= _UNDER_OTHER_NAMES
+    gguf = {
+        model_type: name
+        for name, one in reversed(GGUF_ARCHITECTURES.items())
+        for model_type in (one.model_type, *one.others)
+    }
     rows: list[dict[str, str | None]] = [
         {
             "models": family.models,

@@ -27,7 +27,8 @@ class LatentAttention(Layer):
 
     index: which of `ctx.kv_layers` is this layer's. is_interleaved: rotary embedding turns
     dimensions 2i and 2i + 1; at load they are sorted into the halves that the op turns, which
-    changes no product of a query and a key. x (T, D) -> (T, D).
+    changes no product of a query and a key. has_heads_apart: the matrices of keys (turned round)
+    and of values are two tensors with a matrix a head, as in GGUF files. x (T, D) -> (T, D).
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class LatentAttention(Layer):
         softmax_scale: float,
         has_bias: bool = False,
         is_interleaved: bool = True,
+        has_heads_apart: bool = False,
     ) -> None:
         self.index = index
         self.spec = spec
@@ -79,24 +81,9 @@ class LatentAttention(Layer):
         )
         self.latent_norm = RMSNorm(f"{name}.kv_a_layernorm", spec.kv_rank, _NORM_EPS)
 
-        stored, shape = f"{name}.kv_b_proj.weight", (heads * (nope + value), spec.kv_rank)
-        starts = range(0, shape[0], nope + value)
-        self.of_keys = Weight(
-            shape=(heads * spec.kv_rank, nope),
-            role="matrices",
-            pieces=[
-                Piece(stored, shape, is_transposed=True, columns=range(start, start + nope))
-                for start in starts
-            ],
-        )
-        self.of_values = Weight(
-            shape=(heads * value, spec.kv_rank),
-            role="matrices",
-            pieces=[
-                Piece(stored, shape, rows=range(start + nope, start + nope + value))
-                for start in starts
-            ],
-        )
+        keys, values = _by_head(name, spec) if has_heads_apart else _of_whole(name, spec)
+        self.of_keys = Weight(shape=(heads * spec.kv_rank, nope), role="matrices", pieces=keys)
+        self.of_values = Weight(shape=(heads * value, spec.kv_rank), role="matrices", pieces=values)
         self.output = Linear({f"{name}.o_proj": hidden_size}, heads * value, has_bias=has_bias)
 
     def __call__(self, x: Array, ctx: BatchContext) -> Array:
@@ -121,3 +108,27 @@ class LatentAttention(Layer):
         )
         values = head_linear(y, self.of_values.array)
         return self.output(values.reshape(-1, heads * spec.value_dim))
+
+
+def _of_whole(name: str, spec: LatentAttentionSpec) -> tuple[list[Piece], list[Piece]]:
+    """Of each head the matrices of keys and of values, which lie one after the other."""
+    nope, value = spec.nope_dim, spec.value_dim
+    stored, shape = f"{name}.kv_b_proj.weight", (spec.num_heads * (nope + value), spec.kv_rank)
+    starts = range(0, shape[0], nope + value)
+    return (
+        [
+            Piece(stored, shape, is_transposed=True, columns=range(start, start + nope))
+            for start in starts
+        ],
+        [Piece(stored, shape, rows=range(start + nope, start + nope + value)) for start in starts],
+    )
+
+
+def _by_head(name: str, spec: LatentAttentionSpec) -> tuple[list[Piece], list[Piece]]:
+    heads = range(spec.num_heads)
+    keys = (spec.num_heads, spec.kv_rank, spec.nope_dim)
+    values = (spec.num_heads, spec.value_dim, spec.kv_rank)
+    return (
+        [Piece(f"{name}.k_b_proj.weight", keys, head) for head in heads],
+        [Piece(f"{name}.v_b_proj.weight", values, head) for head in heads],
+    )

@@ -128,8 +128,12 @@ def listed_experts(
     activation: str,
     *,
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    has_biases: bool = False,
+    weighs_inputs: bool = False,
 ) -> Experts:
-    """Experts whose matrices are tensors of their own: `name`.0.gate_proj.weight and so on."""
+    """Experts whose matrices are tensors of their own: `name`.0.gate_proj.weight and so on.
+    has_biases: of all three. weighs_inputs: as of `Experts`.
+    """
     gate, up, down = parts
     numbers, inner = range(spec.num_experts), spec.expert.inner_size
 
@@ -140,6 +144,10 @@ def listed_experts(
             for number in numbers
         ]
 
+    biases = (
+        [Piece(f"{name}.{n}.{part}.bias", (inner,)) for n in numbers for part in (gate, up)],
+        [Piece(f"{name}.{n}.{down}.bias", (hidden_size,)) for n in numbers],
+    )
     return Experts(
         [
             Piece(f"{name}.{number}.{part}.weight", (inner, hidden_size))
@@ -150,7 +158,9 @@ def listed_experts(
         hidden_size,
         spec,
         activation,
-        separate=separate,
+        biases=biases if has_biases else None,
+        weighs_inputs=weighs_inputs,
+        separate=None if has_biases or weighs_inputs else separate,  # which such an MLP hasn't
     )
 
 

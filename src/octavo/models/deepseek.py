@@ -131,6 +131,7 @@ def _decoder(
                 softmax_scale=_softmax_scale(spec, rope, parameters),
                 has_bias=bias,
                 is_interleaved=is_interleaved,
+                has_heads_apart=config.flag("has_heads_apart", False),
             ),
             norm(f"{name}.post_attention_layernorm"),
             mlp(f"{name}.mlp", index),

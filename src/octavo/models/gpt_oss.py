@@ -10,7 +10,7 @@ from octavo.layers.decoder import DecoderBlock
 from octavo.layers.embedding import Embedding
 from octavo.layers.head import Head
 from octavo.layers.layer import Piece
-from octavo.layers.moe import Experts, MoE, RouterLayer
+from octavo.layers.moe import Experts, MoE, RouterLayer, listed_experts
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RopeTable
 from octavo.models.causal_lm import CausalLM
@@ -19,6 +19,8 @@ from octavo.ops import Router
 from octavo.weights.attention_windows import gpt_oss_windows
 from octavo.weights.mlp_configs import experts
 from octavo.weights.model_config import DecoderShape, ModelConfig
+
+_ACTIVATION = "clamped_silu"
 
 
 @register("GptOssForCausalLM", model_type="gpt_oss", models="gpt-oss")
@@ -31,8 +33,9 @@ def build(config: ModelConfig) -> CausalLM:
     rope = RopeTable(shape.head_dim, config.rope(default_theta=150000.0), shape.context)
     bias = config.flag("attention_bias", True)
     spec = experts(config, "intermediate_size")
-    # In MXFP4 the matrices lie the other way round.
+    # In MXFP4 the matrices lie the other way round. In GGUF files each is a tensor of its own.
     is_packed = config.mapping("quantization_config").get("quant_method") == "mxfp4"
+    are_listed = config.flag("has_listed_experts", False)
 
     def norm(name: str) -> RMSNorm:
         return RMSNorm(name, shape.hidden, shape.eps)
@@ -58,7 +61,13 @@ def build(config: ModelConfig) -> CausalLM:
                 RouterLayer(
                     router, shape.hidden, spec, Router(spec.num_active), bias=f"{router}.bias"
                 ),
-                _experts(f"{name}.mlp.experts", shape.hidden, spec, is_transposed=not is_packed),
+                listed_experts(
+                    f"{name}.mlp.experts", shape.hidden, spec, _ACTIVATION, has_biases=True
+                )
+                if are_listed
+                else _experts(
+                    f"{name}.mlp.experts", shape.hidden, spec, is_transposed=not is_packed
+                ),
             ),
         )
 
@@ -93,7 +102,7 @@ def _experts(name: str, hidden: int, spec: MoESpec, *, is_transposed: bool) -> E
         ],
         hidden,
         spec,
-        "clamped_silu",
+        _ACTIVATION,
         biases=(
             [
                 Piece(f"{name}.gate_up_proj_bias", (count, 2 * inner), number, rows=rows)

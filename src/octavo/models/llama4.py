@@ -8,14 +8,14 @@ a context may go here.
 
 from __future__ import annotations
 
-from octavo.core.model_spec import AttentionSpec, MLPSpec
+from octavo.core.model_spec import AttentionSpec, MLPSpec, MoESpec
 from octavo.layers.attention import Attention, StoredProjections
 from octavo.layers.decoder import DecoderBlock
 from octavo.layers.embedding import Embedding
 from octavo.layers.head import Head
 from octavo.layers.layer import Piece
 from octavo.layers.mlp import GatedMLP
-from octavo.layers.moe import Experts, MoE, RouterLayer
+from octavo.layers.moe import Experts, MoE, RouterLayer, listed_experts
 from octavo.layers.norm import PlainRMSNorm, RMSNorm
 from octavo.layers.rope import RopeTable
 from octavo.models.causal_lm import CausalLM
@@ -50,21 +50,26 @@ def build(config: ModelConfig) -> CausalLM:
         spec, _ = llama4_experts(config, shape.hidden, index)
         if isinstance(spec, MLPSpec):
             return GatedMLP(name, shape.hidden, spec.inner_size, activation)
-        count, inner, hidden = spec.num_experts, spec.expert.inner_size, shape.hidden
         router = Router(spec.num_active, "sigmoid", renormalizes=False)
-        stored, outputs = f"{name}.experts.gate_up_proj", f"{name}.experts.down_proj"
         return MoE(
             spec,
-            RouterLayer(f"{name}.router", hidden, spec, router),
-            Experts(
-                [Piece(stored, (count, hidden, 2 * inner), n, True) for n in range(count)],
-                [Piece(outputs, (count, inner, hidden), n, True) for n in range(count)],
-                hidden,
-                spec,
-                activation,
-                weighs_inputs=True,
-            ),
-            GatedMLP(f"{name}.shared_expert", hidden, inner, activation),
+            RouterLayer(f"{name}.router", shape.hidden, spec, router),
+            experts(f"{name}.experts", spec),
+            GatedMLP(f"{name}.shared_expert", shape.hidden, spec.expert.inner_size, activation),
+        )
+
+    def experts(name: str, spec: MoESpec) -> Experts:
+        count, inner, hidden = spec.num_experts, spec.expert.inner_size, shape.hidden
+        if config.flag("has_listed_experts", False):  # in GGUF files
+            return listed_experts(name, hidden, spec, activation, weighs_inputs=True)
+        stored, outputs = f"{name}.gate_up_proj", f"{name}.down_proj"
+        return Experts(
+            [Piece(stored, (count, hidden, 2 * inner), n, True) for n in range(count)],
+            [Piece(outputs, (count, inner, hidden), n, True) for n in range(count)],
+            hidden,
+            spec,
+            activation,
+            weighs_inputs=True,
         )
 
     def block(index: int) -> DecoderBlock:

@@ -8,32 +8,18 @@ blocks can't be put back from; their builders are told by keys of our own ("has_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from octavo.weights.gguf_mixtures import MIXTRAL, MIXTURES
+from octavo.weights.gguf_naming import (
+    GATED,
+    LLAMA,
+    LLAMA_NORMS,
+    LLAMA_TOP,
+    PROJECTIONS,
+    GGUFArchitecture,
+)
 
-_PROJECTIONS = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-}
-_GATED = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-_LLAMA_TOP = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LLAMA_NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-_LLAMA = {
-    **_PROJECTIONS,
-    **_GATED,
-    **_LLAMA_NORMS,
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-}
 _GEMMA2 = {
-    **_LLAMA,
+    **LLAMA,
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
@@ -41,34 +27,15 @@ _GEMMA2 = {
 _FUSED_GATE = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 _DENSE = {"ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h"}
 
-
-@dataclass(frozen=True)
-class GGUFArchitecture:
-    """model_type, architecture: of the config. top, block: Hugging Face's name of each part,
-    without suffix. blocks: what names of blocks begin with. eps: the config's key for what norms
-    add to the variance. has_rms_norms: which of the two keys of the metadata it comes from.
-    is_permuted: the rows of query and key projections are in the order of llama.cpp's rotary
-    embedding. added: to all weights of norms. numbers, flags: further keys of the metadata with
-    their keys in the config; a missing number is the config's default. constants: what the config
-    says in any case.
-    """
-
-    model_type: str
-    architecture: str
-    top: Mapping[str, str] = field(default_factory=lambda: _LLAMA_TOP)
-    block: Mapping[str, str] = field(default_factory=lambda: _LLAMA)
-    blocks: str = "model.layers"
-    eps: str = "rms_norm_eps"
-    has_rms_norms: bool = True
-    is_permuted: bool = False
-    added: float = 0.0
-    numbers: Mapping[str, str] = field(default_factory=dict)
-    flags: Mapping[str, str] = field(default_factory=dict)
-    constants: Mapping[str, Any] = field(default_factory=dict)
-
-
 GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
-    "llama": GGUFArchitecture("llama", "LlamaForCausalLM", is_permuted=True),
+    "llama": GGUFArchitecture(
+        "llama",
+        "LlamaForCausalLM",
+        block={**LLAMA, **MIXTRAL},
+        is_permuted=True,
+        has_experts=True,
+        others=("mistral", "mixtral"),
+    ),
     "qwen2": GGUFArchitecture("qwen2", "Qwen2ForCausalLM"),
     "qwen3": GGUFArchitecture("qwen3", "Qwen3ForCausalLM"),
     "gemma": GGUFArchitecture("gemma", "GemmaForCausalLM", added=1.0),
@@ -77,9 +44,9 @@ GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "phi2": GGUFArchitecture(
         "phi",
         "PhiForCausalLM",
-        top={**_LLAMA_TOP, "output_norm": "model.final_layernorm"},
+        top={**LLAMA_TOP, "output_norm": "model.final_layernorm"},
         block={
-            **_PROJECTIONS,
+            **PROJECTIONS,
             "attn_output": "self_attn.dense",
             "attn_norm": "input_layernorm",
             "ffn_up": "mlp.fc1",
@@ -92,7 +59,7 @@ GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
         "phi3",
         "Phi3ForCausalLM",
         block={
-            **_LLAMA_NORMS,
+            **LLAMA_NORMS,
             **_FUSED_GATE,
             "attn_qkv": "self_attn.qkv_proj",
             "attn_output": "self_attn.o_proj",
@@ -129,7 +96,7 @@ GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
             "output": "embed_out",
         },
         block={
-            **_LLAMA_NORMS,
+            **LLAMA_NORMS,
             **_DENSE,
             "attn_qkv": "attention.query_key_value",
             "attn_output": "attention.dense",
@@ -150,7 +117,7 @@ GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
             "output": "lm_head",
         },
         block={
-            **_LLAMA_NORMS,
+            **LLAMA_NORMS,
             **_DENSE,
             "attn_qkv": "self_attention.query_key_value",
             "attn_output": "self_attention.dense",
@@ -182,8 +149,8 @@ GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
         "starcoder2",
         "Starcoder2ForCausalLM",
         block={
-            **_PROJECTIONS,
-            **_LLAMA_NORMS,
+            **PROJECTIONS,
+            **LLAMA_NORMS,
             "ffn_up": "mlp.c_fc",
             "ffn_down": "mlp.c_proj",
         },
@@ -193,7 +160,7 @@ GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "stablelm": GGUFArchitecture(
         "stablelm",
         "StableLmForCausalLM",
-        block={**_PROJECTIONS, **_GATED, **_LLAMA_NORMS},
+        block={**PROJECTIONS, **GATED, **LLAMA_NORMS},
         eps="layer_norm_eps",
         has_rms_norms=False,
         flags={"use_parallel_residual": "use_parallel_residual"},
@@ -209,7 +176,7 @@ GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
         "olmo2",
         "Olmo2ForCausalLM",
         block={
-            **_LLAMA,
+            **LLAMA,
             "post_attention_norm": "post_attention_layernorm",
             "post_ffw_norm": "post_feedforward_layernorm",
         },
@@ -244,13 +211,16 @@ GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
         "glm4",
         "Glm4ForCausalLM",
         block={
-            **_PROJECTIONS,
-            **_LLAMA_NORMS,
+            **PROJECTIONS,
+            **LLAMA_NORMS,
             **_FUSED_GATE,
             "post_attention_norm": "post_self_attn_layernorm",
             "post_ffw_norm": "post_mlp_layernorm",
         },
     ),
     # Its one projection was taken apart: what remains is Llama.
-    "internlm2": GGUFArchitecture("llama", "LlamaForCausalLM", is_permuted=True),
+    "internlm2": GGUFArchitecture(
+        "llama", "LlamaForCausalLM", is_permuted=True, others=("internlm2",)
+    ),
+    **MIXTURES,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class GGUFCheckpoint:
-    """A `Checkpoint` from one .gguf file; quantized tensors are dequantized when they are read."""
+    """A `Checkpoint` from one .gguf file. Of quantized tensors it gives blocks, or float32."""
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         """Reads the metadata. ConfigError names what is broken or not supported."""
@@ -36,6 +36,7 @@ class GGUFCheckpoint:
             self._header.tensors,
             self.config["num_attention_heads"],
             self.config["num_key_value_heads"],
+            self.config.get("num_local_experts", 0),
         )
         self.tensors: dict[str, TensorSpec] = {}
         for hf_name, stored in self._stored.items():
@@ -46,7 +47,10 @@ class GGUFCheckpoint:
                     f"into {stored.num_rotary_heads} heads"
                 )
             dtype = _DTYPE_NAMES.get(tensor.type, tensor.type)
-            self.tensors[hf_name] = TensorSpec(hf_name, tensor.shape, dtype)
+            shape = tensor.shape if stored.matrix is None else tensor.shape[1:]
+            self.tensors[hf_name] = TensorSpec(
+                hf_name, (1, *shape) if stored.is_row else shape, dtype
+            )
 
     @cached_property
     def _file(self) -> GGUFFile:
@@ -58,17 +62,28 @@ class GGUFCheckpoint:
         import numpy as np
 
         stored, index = self._place(name, rows)
-        array = self._file.read(stored.name, index)
+        if stored.is_row:
+            return self._file.read(stored.name)[None][slice(None) if rows is None else rows]
+        array = self._file.read(stored.name, index, stored.matrix)
         return array - np.float32(stored.added) if stored.added else array
 
     def read_stored(self, name: str, rows: slice | None = None) -> np.ndarray:
         stored, index = self._place(name, rows)
         if self.tensors[name].dtype in _DTYPE_NAMES.values():
             return self.read(name, rows)
-        return self._file.read_stored(stored.name, index)
+        return self._file.read_stored(stored.name, index, stored.matrix)
 
     def grouped(self, name: str) -> GroupedTensor | None:
-        return None
+        spec = self.tensors[name]
+        if spec.dtype != "MXFP4" or len(spec.shape) < 2:
+            return None
+        from octavo.weights.gguf_mxfp4 import MXFP4Blocks
+
+        def rows_of_all(rows: slice) -> np.ndarray:
+            stored = self.read_stored(name)
+            return stored.reshape(-1, stored.shape[-1])[rows]
+
+        return MXFP4Blocks(partial(self.read_stored, name) if len(spec.shape) == 2 else rows_of_all)
 
     def _place(
         self, name: str, rows: slice | None

@@ -7,13 +7,14 @@ llama.cpp uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from octavo.core.errors import ConfigError
 from octavo.weights.gguf_architectures import GGUF_ARCHITECTURES
+from octavo.weights.gguf_families import FAMILY_KEYS
 from octavo.weights.gguf_header import GGUFHeader
-from octavo.weights.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from octavo.weights.gguf_keys import MetadataKeys
+from octavo.weights.gguf_rope import rope_parameters
 
 # Tokens that end a turn but that many files don't list: the converter of the day knew a single
 # end-of-sequence id.
@@ -30,58 +31,6 @@ _SAMPLING_DEFAULTS = {
 
 
 _LAYER_NORM_EPS = "attention.layer_norm_epsilon"
-_LINEAR_KEYS = {"rope.scaling.factor": "factor"}
-_YARN_KEYS = {
-    "rope.scaling.original_context_length": "original_max_position_embeddings",
-    "rope.scaling.yarn_attn_factor": "attention_factor",
-    "rope.scaling.yarn_beta_fast": "beta_fast",
-    "rope.scaling.yarn_beta_slow": "beta_slow",
-}
-_REQUIRED_KEYS = {"rope.scaling.factor", "rope.scaling.original_context_length"}
-_ROPE_KEYS_WITHOUT_EFFECT = {"rope.scaling.type", "rope.scaling.finetuned"}
-
-
-class _Keys:
-    """The `{architecture}.*` keys of one file, checked for kind."""
-
-    def __init__(self, file: GGUFHeader, architecture: str) -> None:
-        self.file = file
-        self._prefix = architecture + "."
-
-    def names(self, prefix: str) -> set[str]:
-        """The keys that start with `prefix`, without the architecture."""
-        full = self._prefix + prefix
-        return {k.removeprefix(self._prefix) for k in self.file.metadata if k.startswith(full)}
-
-    def raw(self, key: str) -> Any:
-        return self.file.metadata.get(self._prefix + key)
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self._uniform(key, default)
-        if type(value) is not int or value <= 0:
-            raise self._error(key, value, "a positive whole number")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._uniform(key, default)
-        if type(value) not in (int, float) or not value > 0:
-            raise self._error(key, value, "a positive number")
-        number: float = value
-        return number
-
-    def _uniform(self, key: str, default: float | None) -> Any:
-        """Some keys may be a list with a value per layer; only equal ones can be served."""
-        value = self.raw(key)
-        if isinstance(value, list) and value and all(item == value[0] for item in value):
-            return value[0]
-        return default if value is None else value
-
-    def _error(self, key: str, value: Any, expected: str) -> ConfigError:
-        found = "is missing" if value is None else f"is {value!r:.80}"
-        return ConfigError(
-            f"{self.file.path}: metadata key {self._prefix + key!r} {found}; {expected} is "
-            "needed: convert the model again with a current llama.cpp"
-        )
 
 
 def architecture_of(file: GGUFHeader) -> str:
@@ -104,8 +53,8 @@ def hf_config(file: GGUFHeader) -> dict[str, Any]:
     """What config.json would say. ConfigError for a missing or odd key, named."""
     architecture = architecture_of(file)
     family = GGUF_ARCHITECTURES[architecture]
-    keys = _Keys(file, architecture)
-    if keys.raw("expert_count"):
+    keys = MetadataKeys(file, architecture)
+    if keys.raw("expert_count") and not family.has_experts:
         raise ConfigError(f"{file.path} is a mixture of experts, which {architecture} here is not")
     if "token_embd.weight" not in file.tensors:
         raise ConfigError(f"{file.path} has no tensor 'token_embd.weight'; download it again")
@@ -117,13 +66,7 @@ def hf_config(file: GGUFHeader) -> dict[str, Any]:
         )
     hidden_size = keys.integer("embedding_length")
     num_heads = keys.integer("attention.head_count")
-    head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
-    if keys.integer("attention.value_length", head_dim) != head_dim:
-        raise ConfigError(
-            f"{file.path}: {architecture}.attention.value_length is "
-            f"{keys.raw('attention.value_length')} but heads are {head_dim} wide; different widths "
-            "are not supported"
-        )
+    head_dim = _head_dim(keys, architecture, hidden_size // num_heads)
     eps = "attention.layer_norm_rms_epsilon" if family.has_rms_norms else _LAYER_NORM_EPS
     config: dict[str, Any] = {
         "model_type": family.model_type,
@@ -146,13 +89,24 @@ def hf_config(file: GGUFHeader) -> dict[str, Any]:
         **{hf: keys.raw(key) is True for key, hf in family.flags.items()},
         **family.constants,
     }
-    if family.model_type == "gemma3_text":
-        config |= _gemma3_keys(keys, config)
-    else:
-        config["rope_parameters"] = _rope_parameters(keys, head_dim)
-        if architecture in _FURTHER:
-            config |= _FURTHER[architecture](keys, config)
+    config["rope_parameters"] = rope_parameters(keys, head_dim, family.rope_keys)
+    if architecture in FAMILY_KEYS:
+        config |= FAMILY_KEYS[architecture](keys, config)
     return config | _token_ids(file)
+
+
+def _head_dim(keys: MetadataKeys, architecture: str, default: int) -> int:
+    """Of latent attention, the part with positions: its other sizes have keys of their own."""
+    if architecture == "deepseek2":
+        return keys.integer("rope.dimension_count")
+    head_dim = keys.integer("attention.key_length", default)
+    if keys.integer("attention.value_length", head_dim) != head_dim:
+        raise ConfigError(
+            f"{keys.file.path}: {architecture}.attention.value_length is "
+            f"{keys.raw('attention.value_length')} but heads are {head_dim} wide; different widths "
+            "are not supported"
+        )
+    return head_dim
 
 
 def hf_generation_config(file: GGUFHeader) -> dict[str, Any]:
@@ -161,182 +115,6 @@ def hf_generation_config(file: GGUFHeader) -> dict[str, Any]:
         hf: file.metadata[key] for key, hf in _SAMPLING_DEFAULTS.items() if key in file.metadata
     }
     return {**_token_ids(file), **sampling}
-
-
-def _llama_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
-    if not keys.raw("attention.sliding_window"):
-        return {}
-    # Mistral's files name their architecture "llama" too; a window is what sets them apart.
-    return _window(keys, config) | {
-        "model_type": "mistral",
-        "architectures": ["MistralForCausalLM"],
-    }
-
-
-def _window(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
-    has_window = keys.raw("attention.sliding_window")
-    return {"sliding_window": keys.integer("attention.sliding_window") if has_window else None}
-
-
-def _gemma2_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
-    # Only the 27B model, known by its 46 layers, scales queries by hidden_size / heads.
-    is_27b = config["num_hidden_layers"] == 46
-    heads: int = config["num_attention_heads"]
-    caps = ("attn_logit_softcapping", "final_logit_softcapping")
-    return _window(keys, config) | {
-        "query_pre_attn_scalar": config["hidden_size"] // heads if is_27b else config["head_dim"],
-        **{cap: keys.number(cap) if keys.raw(cap) else None for cap in caps},
-    }
-
-
-def _phi3_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
-    """Factors of LongRoPE are tensors; a factor of attention is in the metadata."""
-    found = _window(keys, config)
-    names = {"short_factor": SHORT_FACTORS, "long_factor": LONG_FACTORS}
-    if not any(name in keys.file.tensors for name in names.values()):
-        return found
-    size = keys.integer("rope.dimension_count", config["head_dim"])
-    parameters: dict[str, Any] = {
-        "rope_type": "longrope",
-        "rope_theta": keys.number("rope.freq_base", 10000.0),
-        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
-        **{key: _rope_factors(keys.file, size, name) for key, name in names.items()},
-    }
-    if keys.raw("rope.scaling.attn_factor"):
-        parameters["attention_factor"] = keys.number("rope.scaling.attn_factor")
-    return found | {"rope_parameters": config["rope_parameters"] | parameters}
-
-
-def _falcon_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
-    has_two_norms = "blk.0.attn_norm_2.weight" in keys.file.tensors
-    is_mqa = config["num_key_value_heads"] == 1
-    return {
-        # The newer one with a single norm has the older one's function.
-        "new_decoder_architecture": has_two_norms or not is_mqa,
-        "num_ln_in_parallel_attn": 2 if has_two_norms else 1,
-        "multi_query": is_mqa,
-        "num_kv_heads": config["num_key_value_heads"],
-    }
-
-
-def _starcoder2_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
-    return _window(keys, config) | {"use_bias": config["attention_bias"]}
-
-
-def _stablelm_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
-    if "blk.0.attn_q_norm.weight" in keys.file.tensors:
-        raise ConfigError(
-            f"{keys.file.path} normalises queries and keys, which GGUF files of StableLM are not "
-            "read with yet; use the safetensors version of the model"
-        )
-    return {"use_qkv_bias": config["attention_bias"]}
-
-
-def _cohere_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
-    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in keys.file.tensors}
-
-
-_FURTHER: dict[str, Callable[[_Keys, dict[str, Any]], dict[str, Any]]] = {
-    "llama": _llama_keys,
-    "gemma2": _gemma2_keys,
-    "phi3": _phi3_keys,
-    "falcon": _falcon_keys,
-    "starcoder2": _starcoder2_keys,
-    "stablelm": _stablelm_keys,
-    "command-r": _cohere_keys,
-    "cohere2": _window,
-}
-"""What else a family's config says, from the metadata and the config so far."""
-
-
-def _gemma3_keys(keys: _Keys, config: dict[str, Any]) -> dict[str, Any]:
-    layers: int = config["num_hidden_layers"]
-    head_dim: int = config["head_dim"]
-    window = keys.integer("attention.sliding_window") if keys.raw("attention.sliding_window") else 0
-    pattern = keys.raw("attention.sliding_window_pattern")
-    if isinstance(pattern, list):
-        is_local = [bool(flag) for flag in pattern]
-    else:
-        period = keys.integer("attention.sliding_window_pattern", 6)
-        is_local = [(layer + 1) % period != 0 for layer in range(layers)]
-    if len(is_local) != layers:
-        raise ConfigError(
-            f"{keys.file.path}: gemma3.attention.sliding_window_pattern has {len(is_local)} "
-            f"entries for {layers} layers"
-        )
-    # Only the 27B model, known by its 62 layers, scales queries by hidden_size / heads.
-    heads: int = config["num_attention_heads"]
-    query_scalar = config["hidden_size"] // heads if layers == 62 else head_dim
-    return {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": query_scalar,
-        "sliding_window": window or None,
-        "layer_types": [
-            "sliding_attention" if local and window else "full_attention" for local in is_local
-        ],
-        "rope_parameters": {
-            "full_attention": _rope_parameters(keys, head_dim),
-            "sliding_attention": {
-                "rope_type": "default",
-                "rope_theta": keys.number("rope.freq_base_swa", 10000.0),
-            },
-        },
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": (
-            keys.number("final_logit_softcapping") if keys.raw("final_logit_softcapping") else None
-        ),
-    }
-
-
-def _rope_parameters(keys: _Keys, head_dim: int) -> dict[str, Any]:
-    """Rotary parameters as in transformers, and one type of our own.
-
-    llama.cpp stores Llama 3's scaling as a table by which the base frequencies are divided, from
-    which its four parameters can't be had back. The table, head_dim / 2 numbers, becomes
-    {"rope_type": "freq_factors", "factors": [...]}.
-    """
-    theta = {"rope_theta": keys.number("rope.freq_base", 10000.0)}
-    if (rotated := keys.integer("rope.dimension_count", head_dim)) != head_dim:
-        theta["partial_rotary_factor"] = rotated / head_dim
-    scaling = keys.raw("rope.scaling.type") or "none"
-    if ROPE_FACTORS in keys.file.tensors:
-        if scaling != "none":
-            raise ConfigError(
-                f"{keys.file.path} has both rope scaling {scaling!r} and the tensor "
-                f"{ROPE_FACTORS!r}; one of them is supported"
-            )
-        factors = _rope_factors(keys.file, rotated, ROPE_FACTORS)
-        return {"rope_type": "freq_factors", "factors": factors, **theta}
-    if scaling == "none":
-        return {"rope_type": "default", **theta}
-    readable = {"linear": _LINEAR_KEYS, "yarn": _LINEAR_KEYS | _YARN_KEYS}.get(str(scaling), {})
-    unreadable = keys.names("rope.scaling.") - readable.keys() - _ROPE_KEYS_WITHOUT_EFFECT
-    if not readable or unreadable:
-        raise ConfigError(
-            f"{keys.file.path} has rope scaling {scaling!r} {sorted(unreadable) or ''}; "
-            f"supported are linear ({', '.join(_LINEAR_KEYS)}), yarn (also "
-            f"{', '.join(_YARN_KEYS)}) and the tensor {ROPE_FACTORS!r}"
-        )
-    required = _REQUIRED_KEYS & readable.keys()
-    values = {hf: keys.number(k) for k, hf in readable.items() if k in required or keys.raw(k)}
-    return {"rope_type": scaling, **values, **theta}
-
-
-def _rope_factors(file: GGUFHeader, size: int, tensor: str) -> list[float]:
-    import numpy as np
-
-    from octavo.weights.gguf_file import GGUFFile
-
-    if tensor not in file.tensors:
-        raise ConfigError(f"{file.path} has no tensor {tensor!r}; download it again")
-    factors = GGUFFile(file).read(tensor).astype(np.float32)
-    if factors.shape != (size // 2,) or not np.all(np.isfinite(factors) & (factors > 0)):
-        raise ConfigError(
-            f"{file.path}: tensor {tensor!r} of shape {list(factors.shape)} must hold "
-            f"{size // 2} positive numbers"
-        )
-    values: list[float] = factors.tolist()
-    return values
 
 
 def tokens_of(file: GGUFHeader) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from octavo.weights.gguf_header import BLOCK_FORMATS, GGUFHeader
+from octavo.weights.gguf_header import BLOCK_FORMATS, GGUFHeader, GGUFTensor
 
 _PLAIN: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
@@ -37,9 +37,13 @@ class GGUFFile:
         self.tensors = header.tensors
         self._map = header.buffer
 
-    def read(self, name: str, index: slice | np.ndarray | None = None) -> np.ndarray:
-        """The tensor, or the entries `index` of its first axis. Quantized types come as float32."""
-        tensor = self.tensors[name]
+    def read(
+        self, name: str, index: slice | np.ndarray | None = None, matrix: int | None = None
+    ) -> np.ndarray:
+        """The tensor, or the entries `index` of its first axis; or of one of the matrices along
+        that axis. Quantized types come as float32.
+        """
+        tensor = self._tensor(name, matrix)
         if tensor.type in _PLAIN:
             stored = np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.begin)
             array = stored.view(_PLAIN[tensor.type]).reshape(tensor.shape)
@@ -50,17 +54,26 @@ class GGUFFile:
             stored = np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.begin)
             array = _dequantize(stored, tensor.type)
             return array if index is None else array[index]
-        stored = self.read_stored(name, index)
+        stored = self.read_stored(name, index, matrix)
         return _dequantize(stored, tensor.type).reshape(-1, *tensor.shape[1:])
 
-    def read_stored(self, name: str, index: slice | np.ndarray | None = None) -> np.ndarray:
-        """The bytes of a tensor of two or more axes, (shape[0], bytes of an entry), or of `index`
-        of its entries.
-        """
-        tensor = self.tensors[name]
+    def read_stored(
+        self, name: str, index: slice | np.ndarray | None = None, matrix: int | None = None
+    ) -> np.ndarray:
+        """As `read`, of two or more axes: the bytes of each row, (shape[:-1], bytes) uint8."""
+        tensor = self._tensor(name, matrix)
         stored = np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.begin)
-        stored = stored.reshape(tensor.shape[0], -1)
+        stored = stored.reshape(*tensor.shape[:-1], -1)
         return stored if index is None else stored[index]
+
+    def _tensor(self, name: str, matrix: int | None) -> GGUFTensor:
+        """Where it lies, or where the matrix lies that it has at this place of its first axis."""
+        tensor = self.tensors[name]
+        if matrix is None:
+            return tensor
+        num_bytes = tensor.num_bytes // tensor.shape[0]
+        begin = tensor.begin + matrix * num_bytes
+        return tensor._replace(shape=tensor.shape[1:], begin=begin, num_bytes=num_bytes)
 
 
 def _dequantize(stored: np.ndarray, type_name: str) -> np.ndarray:

@@ -41,6 +41,7 @@ BLOCK_FORMATS: Mapping[str, BlockFormat] = {
     "Q4_K": BlockFormat(12, 256, 144),
     "Q5_K": BlockFormat(13, 256, 176),
     "Q6_K": BlockFormat(14, 256, 210),
+    "MXFP4": BlockFormat(39, 32, 17),
 }
 """What can be read."""
 SUPPORTED_TYPES = tuple(BLOCK_FORMATS)

@@ -184,7 +184,15 @@ def patch_type(path: Path, tensor: str, number: int) -> None:
 
 class TestRefused:
     @pytest.mark.parametrize(
-        ("number", "name"), [(17, "IQ2_XS"), (99, "number 99, unknown"), (9, "Q8_1")]
+        ("number", "name"),
+        [
+            (99, "number 99, unknown"),
+            *(
+                (one.value, one.name)
+                for one in gguf.GGMLQuantizationType
+                if one.name not in SUPPORTED_TYPES
+            ),
+        ],
     )
     def test_types_without_support(self, tmp_path: Path, number: int, name: str) -> None:
         """QNT-11: the tensor, its type and the supported list."""
