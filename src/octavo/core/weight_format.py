@@ -52,7 +52,8 @@ _ALIASES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "awq": "in
 
 def weight_format(name: str) -> WeightFormat:
     """By a name of `WEIGHT_FORMATS` or a usual other one. Raises ConfigError."""
-    found = WEIGHT_FORMATS.get(_ALIASES.get(name.lower(), name)) or WEIGHT_FORMATS.get(name.upper())
+    names = (_ALIASES.get(name.lower(), name), name.upper(), name.lower())
+    found = next((WEIGHT_FORMATS[one] for one in names if one in WEIGHT_FORMATS), None)
     if found is None:
         known = ", ".join((*WEIGHT_FORMATS, *_ALIASES))
         raise ConfigError(f"no weight format {name!r} is known; use one of {known}")

@@ -1,21 +1,18 @@
 """A tokenizer from the metadata of a GGUF file.
 
-GGUF stores the vocabulary and the *name* of the splitting rule, not the rule. The rules below are
-those of the tokenizer.json files that the names stand for; an unknown name is refused, because a
-wrong rule gives plausible text from wrong ids. Format: the GGUF specification (ggml, docs/gguf.md),
-keys tokenizer.ggml.*.
+GGUF stores the vocabulary and the *name* of the splitting rule, not the rule; an unknown name is
+refused, because a wrong rule gives plausible text from wrong ids. Format: the GGUF specification
+(ggml, docs/gguf.md), keys tokenizer.ggml.*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar
 
 from tokenizers import (
     AddedToken,
-    Regex,
     Tokenizer,
     decoders,
     models,
@@ -25,6 +22,7 @@ from tokenizers import (
 )
 
 from octavo.core.errors import ConfigError
+from octavo.text.split_rules import SPLIT_RULES
 
 _T = TypeVar("_T")
 
@@ -44,67 +42,6 @@ class TokenType(IntEnum):
 _ADDED_TYPES = frozenset(
     int(kind) for kind in (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
 )
-
-
-@dataclass(frozen=True)
-class _SplitRule:
-    """How a byte-level BPE cuts text before merging. `adds_bos`: what an absent add_bos_token
-    means.
-    """
-
-    pre_tokenizers: Callable[[], list[pre_tokenizers.PreTokenizer]]
-    nfc: bool = False
-    ignore_merges: bool = False
-    adds_bos: bool = False
-
-
-def _regex(pattern: str) -> Callable[[], list[pre_tokenizers.PreTokenizer]]:
-    def build() -> list[pre_tokenizers.PreTokenizer]:
-        return [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-
-    return build
-
-
-def _gpt2() -> list[pre_tokenizers.PreTokenizer]:
-    return [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
-
-
-def _single_digits() -> list[pre_tokenizers.PreTokenizer]:
-    return [pre_tokenizers.Digits(individual_digits=True), *_gpt2()]
-
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = _SplitRule(
-    _regex(rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"),
-    ignore_merges=True,
-    adds_bos=True,
-)
-_QWEN2 = _SplitRule(
-    _regex(rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}"), nfc=True
-)
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = _SplitRule(
-    _regex(
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    ),
-    ignore_merges=True,
-    adds_bos=True,
-)
-_SPLIT_RULES: dict[str, _SplitRule] = {
-    "gpt-2": _SplitRule(_gpt2),
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "smollm": _SplitRule(_single_digits),
-    "starcoder": _SplitRule(_single_digits),
-    "tekken": _TEKKEN,
-}
 
 
 class GGUFKeys:
@@ -202,12 +139,12 @@ def tokenizer_from_gguf(keys: GGUFKeys) -> Tokenizer:
 
 def _byte_level(keys: GGUFKeys, vocab: dict[str, int]) -> tuple[Tokenizer, bool]:
     name = keys.text("pre")
-    rule = _SPLIT_RULES.get(name or "")
+    rule = SPLIT_RULES.get(name or "")
     if rule is None:
         found = f"says tokenizer.ggml.pre {name!r:.80}" if name else "has no tokenizer.ggml.pre"
         raise ConfigError(
             f"The GGUF file {found}, so the rule that splits its text is not known (known: "
-            f"{', '.join(sorted(_SPLIT_RULES))}); convert the model with a current converter or "
+            f"{', '.join(sorted(SPLIT_RULES))}); convert the model with a current converter or "
             "use its Hugging Face folder."
         )
     parts = (merge.partition(" ") for merge in keys.strings("merges"))

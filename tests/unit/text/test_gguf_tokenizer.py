@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from octavo.core.errors import ConfigError
+from octavo.text.split_rules import SPLIT_RULES
 from octavo.text.tokenizer import Tokenizer
 from support.tiny_tokenizers import CONTROL, text_assets, train_byte_level
 
@@ -51,23 +52,63 @@ _NEMO = (
 )
 
 
-def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+# As in the tokenizer.json of gpt-oss and Llama 4, DeepSeek-V3, DeepSeek-Coder and BLOOM.
+_O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+)
+_CODER = ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+")
+_BLOOM = " ?[^(\\s|[.,!?…。，、।۔،])]+"
 
 
+def _split(*patterns: str) -> list[pre_tokenizers.PreTokenizer]:
+    return [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+
+
+_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 _GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
-_DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2])
+_EACH_DIGIT = pre_tokenizers.Digits(individual_digits=True)
+_PIPELINES: dict[str, tuple[list[pre_tokenizers.PreTokenizer], Any]] = {
+    "gpt-2": ([_GPT2], None),
+    "phi-2": ([_GPT2], None),
+    "olmo": ([_GPT2], normalizers.NFC()),
+    "smollm": ([_EACH_DIGIT, _GPT2], None),
+    "refact": ([_EACH_DIGIT, _GPT2], None),
+    "command-r": ([_EACH_DIGIT, _GPT2], normalizers.NFC()),
+    "llama-bpe": ([*_split(_LLAMA3), _BYTES], None),
+    "dbrx": ([*_split(_LLAMA3), _BYTES], None),
+    "glm4": ([*_split(_LLAMA3), _BYTES], None),
+    "smaug-bpe": ([*_split(_LLAMA3), _BYTES], None),
+    "qwen2": ([*_split(_QWEN2), _BYTES], normalizers.NFC()),
+    "stablelm2": ([*_split(_QWEN2), _BYTES], normalizers.NFC()),
+    "tekken": ([*_split(_NEMO), _BYTES], None),
+    "gpt-4o": ([*_split(_O200K), _BYTES], None),
+    "llama4": ([*_split(_O200K), _BYTES], None),
+    "deepseek-v3": ([*_split(*_DEEPSEEK_V3), _BYTES], None),
+    "deepseek-coder": ([*_split(*_CODER), _EACH_DIGIT, _BYTES], None),
+    "bloom": ([*_split(_BLOOM), _BYTES], None),
+    "falcon": (
+        [
+            pre_tokenizers.Punctuation("contiguous"),
+            _GPT2,
+            pre_tokenizers.Digits(individual_digits=False),
+            *_split("[0-9][0-9][0-9]"),
+        ],
+        None,
+    ),
+}
 _FAMILIES = {
-    "gpt-2": (_GPT2, None),
-    "smollm": (_DIGITS, None),
-    "llama-bpe": (_split(_LLAMA3), None),
-    "qwen2": (_split(_QWEN2), normalizers.NFC()),
-    "tekken": (_split(_NEMO), None),
+    name: (pre_tokenizers.Sequence(steps), normalizer)
+    for name, (steps, normalizer) in _PIPELINES.items()
 }
 
 
@@ -93,15 +134,38 @@ def test_qnt_10_same_ids_as_the_original(pre: str) -> None:
         ids = rebuilt.encode(text, add_special_tokens=False)
         assert ids == original.encode(text).ids, text
         assert rebuilt.decode(ids, skip_special_tokens=False) == (
-            text if pre != "qwen2" else normalizers.NFC().normalize_str(text)
+            text if _FAMILIES[pre][1] is None else normalizers.NFC().normalize_str(text)
         )
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        # Its class of punctuation has the letters of ASCII, too.
+        ("Füße gehen", ["F", "üß", "e", " gehen"]),
+        ("ab12, cd!", ["ab", "1", "2", ",", " cd", "!"]),
+        ("x = {y}\n", ["x", " =", " {", "y", "}", "\n"]),
+        ("你好world", ["你好", "world"]),
+    ],
+)
+def test_deepseek_v2_splits_letters_from_punctuation_and_digits(
+    text: str, pieces: list[str]
+) -> None:
+    steps = SPLIT_RULES["deepseek-llm"].pre_tokenizers()
+    splits = pre_tokenizers.Sequence(steps[:-1]).pre_tokenize_str(text)
+    assert [piece for piece, _ in splits] == pieces
+
+
+def test_every_rule_is_here() -> None:
+    aliases = {"llama-v3", "llama3", "starcoder", "chatglm-bpe"}
+    assert {*_FAMILIES, *aliases, "deepseek-llm"} == set(SPLIT_RULES)
 
 
 @pytest.mark.parametrize("pre", [None, "default", "kawaii"])
 def test_qnt_10_unknown_pre_tokenizers_are_refused(pre: str | None) -> None:
-    metadata = byte_level_metadata(train_byte_level(_GPT2), "gpt-2")
+    metadata = byte_level_metadata(train_byte_level(_FAMILIES["gpt-2"][0]), "gpt-2")
     metadata["tokenizer.ggml.pre"] = pre
-    with pytest.raises(ConfigError, match=r"known: gpt-2, llama-bpe, .*smollm"):
+    with pytest.raises(ConfigError, match=r"known: bloom, .*gpt-2, .*smollm"):
         Tokenizer.from_assets(text_assets(gguf=metadata))
 
 
@@ -226,7 +290,7 @@ def test_contradictory_metadata_is_refused(
     ],
 )
 def test_merges_of_unknown_pieces_are_refused(merges: list[Any], message: str) -> None:
-    metadata = byte_level_metadata(train_byte_level(_GPT2), "gpt-2")
+    metadata = byte_level_metadata(train_byte_level(_FAMILIES["gpt-2"][0]), "gpt-2")
     metadata["tokenizer.ggml.merges"] = merges
     with pytest.raises(ConfigError, match=message):
         Tokenizer.from_assets(text_assets(gguf=metadata))
