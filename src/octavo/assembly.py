@@ -43,6 +43,7 @@ from octavo.logs import log_to_stderr
 from octavo.text.generation_config import GENERATION_KEYS, default_sampling, eos_token_ids
 from octavo.text.served_model import ServedModel
 from octavo.weights import Checkpoint, TextAssets, open_checkpoint
+from octavo.weights.language_model import LanguageModel
 
 if TYPE_CHECKING:
     from octavo.engine.child import EngineChild
@@ -229,6 +230,7 @@ def build_engine(
     )
     loop = _loop(config, executor, settings)
     decisions = (
+        *_parts(checkpoint),
         Decision("device", backend.device, backend.describe()),
         Decision(
             "weights",
@@ -254,6 +256,14 @@ def build_engine(
         decisions=decisions,
     )
     return loop, facts
+
+
+def _parts(checkpoint: Checkpoint) -> tuple[Decision, ...]:
+    """What is not served of a model that also sees."""
+    if not isinstance(checkpoint, LanguageModel):
+        return ()
+    reason = f"its {checkpoint.num_left_out} tensors for images are left unread"
+    return (Decision("model", "text only", reason),)
 
 
 def _simulated_engine(

@@ -14,11 +14,12 @@ from octavo.weights.attention_windows import (
     gemma3_layer_types,
     gemma3_windows,
 )
-from octavo.weights.model_config import DecoderShape, ModelConfig
+from octavo.weights.model_config import GEMMA3_DEFAULTS, DecoderShape, ModelConfig
 
 
 @register("Gemma3ForCausalLM", model_type="gemma3_text", models="Gemma 3 (text)")
 def build(config: ModelConfig) -> CausalLM:
+    config = config.under({}, **GEMMA3_DEFAULTS)
     config.refuse("attn_logit_softcapping")
     shape = DecoderShape.read(config, head_dim=256, ties_embeddings=True)
     ropes = _ropes(config, shape)

@@ -40,7 +40,7 @@ from octavo.weights.mlp_configs import (
     mixtral_experts,
     qwen_experts,
 )
-from octavo.weights.model_config import MAX_LAYERS, DecoderShape, ModelConfig
+from octavo.weights.model_config import GEMMA3_DEFAULTS, MAX_LAYERS, DecoderShape, ModelConfig
 
 _Windows = Callable[[ModelConfig, int], list[int | None]]
 
@@ -231,11 +231,6 @@ _FAMILIES: dict[str, Callable[[str, ModelConfig], ModelSpec]] = {
 
 # Of configs that leave out what transformers has as its default.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma3_text": {
-        "vocab_size": 262208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131072,
-    },
+    "gemma3_text": GEMMA3_DEFAULTS,
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
 }

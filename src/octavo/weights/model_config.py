@@ -149,6 +149,13 @@ GPT2_KEYS = {
     "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
 }
+GEMMA3_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+}
+"""What configs of Gemma 3 leave out where it is transformers' default."""
 BLOOM_KEYS = {
     "n_embed": "hidden_size",
     "n_head": "num_attention_heads",

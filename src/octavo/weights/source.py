@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo.core.errors import ConfigError
 from octavo.weights.checkpoint import Checkpoint
+from octavo.weights.language_model import LanguageModel, has_other_parts
 
 if TYPE_CHECKING:
     from octavo.weights.safetensors_folder import SafetensorsFolder
@@ -84,4 +85,7 @@ def _opened(folder: SafetensorsFolder) -> Checkpoint:
     from octavo.weights.quantized_checkpoint import QuantizedCheckpoint, quantization_of
 
     quantization = quantization_of(folder)
-    return folder if quantization is None else QuantizedCheckpoint(folder, quantization)
+    checkpoint: Checkpoint = folder
+    if quantization is not None:
+        checkpoint = QuantizedCheckpoint(folder, quantization)
+    return LanguageModel(checkpoint) if has_other_parts(folder.config) else checkpoint
