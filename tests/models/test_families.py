@@ -75,6 +75,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_parallel_residual": False, "attention_bias": False},
     ),
     "opt without biases": ("opt", {"enable_bias": False}),
+    "opt 350M": ("opt", {"word_embed_proj_dim": 32, "do_layer_norm_before": False}),
+    "opt 350M untied": (
+        "opt",
+        {
+            "word_embed_proj_dim": 32,
+            "do_layer_norm_before": False,
+            "tie_word_embeddings": False,
+            "num_hidden_layers": 3,
+        },
+    ),
+    "bloom, sums normalised": ("bloom", {"apply_residual_connection_post_layernorm": True}),
     "bloom, 6 heads": (
         "bloom",
         {

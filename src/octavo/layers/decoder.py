@@ -17,7 +17,9 @@ class DecoderBlock(Layer):
 
     attention_norm, mlp_norm: None where what comes in is not normalised (EAGLE, OLMo 2).
     attention_out_norm, mlp_out_norm: normalise also what is added (Gemma). is_parallel: both see
-    the same x, and without an mlp_norm the same normalised x. residual_factor: of what is added.
+    the same x, and without an mlp_norm the same normalised x. keeps_normed: what is normalised
+    replaces x (norms come behind the sums; the first block's may be missing, and the model's last
+    norm is the last block's). residual_factor: of what is added.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class DecoderBlock(Layer):
         attention_out_norm: Norm | None = None,
         mlp_out_norm: Norm | None = None,
         is_parallel: bool = False,
+        keeps_normed: bool = False,
         residual_factor: float = 1.0,
     ) -> None:
         self.attention_norm = attention_norm
@@ -39,6 +42,7 @@ class DecoderBlock(Layer):
         self.mlp = mlp
         self.mlp_out_norm = mlp_out_norm
         self.is_parallel = is_parallel
+        self.keeps_normed = keeps_normed
         self.residual_factor = residual_factor
 
     @property
@@ -47,13 +51,14 @@ class DecoderBlock(Layer):
 
     def __call__(self, x: Array, ctx: BatchContext) -> Array:
         attended = x if self.attention_norm is None else self.attention_norm(x)
-        y = self._sum(x, self.attention(attended, ctx), self.attention_out_norm)
+        stream = attended if self.keeps_normed else x
+        y = self._sum(stream, self.attention(attended, ctx), self.attention_out_norm)
         given = x if self.is_parallel else y
         if self.mlp_norm is not None:
             given = self.mlp_norm(given)
         elif self.is_parallel:
             given = attended
-        return self._sum(y, self.mlp(given), self.mlp_out_norm)
+        return self._sum(given if self.keeps_normed else y, self.mlp(given), self.mlp_out_norm)
 
     def _sum(self, x: Array, update: Array, norm: Norm | None) -> Array:
         if norm is not None:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from octavo.layers.layer import Layer, Piece, Weight
+from octavo.layers.linear import Linear
 from octavo.ops import Array, add, embedding, scale
 
 
 class Embedding(Layer):
-    """Rows of a table, times `factor` if the family scales them. token_ids (T,) -> (T, D)."""
+    """Rows of a table, times `factor` if the family scales them. token_ids (T,) -> (T, D).
+
+    projection: makes D values of the table's `size`, where these are fewer.
+    """
 
     def __init__(
-        self, name: str, vocab_size: int, hidden_size: int, *, factor: float | None = None
+        self,
+        name: str,
+        vocab_size: int,
+        size: int,
+        *,
+        factor: float | None = None,
+        projection: Linear | None = None,
     ) -> None:
-        self.table = Weight(name, shape=(vocab_size, hidden_size), role="table")
+        self.table = Weight(name, shape=(vocab_size, size), role="table")
         self.factor = factor
+        self.projection = projection
 
     def __call__(self, token_ids: Array) -> Array:
         rows = embedding(self.table.array, token_ids)
+        if self.projection is not None:
+            rows = self.projection(rows)
         return rows if self.factor is None else scale(rows, self.factor)
 
 

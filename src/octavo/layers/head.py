@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from octavo.layers.embedding import Embedding
 from octavo.layers.layer import Layer, Weight
+from octavo.layers.linear import Linear
 from octavo.ops import Array, linear, scale, softcap, take_rows
 
 
@@ -11,7 +12,8 @@ class Head(Layer):
     """The language-model head of some rows. hidden (T, D), rows (R,) int64 -> logits (R, V).
 
     name: of its own weight; None ties it to the embedding's table. bias: its name, if there is one.
-    factor: that logits are multiplied by. cap: that they are then kept below, softly.
+    factor: that logits are multiplied by. cap: that they are then kept below, softly. projection:
+    of hidden states to as many values as the embedding's table has.
     """
 
     def __init__(
@@ -22,6 +24,7 @@ class Head(Layer):
         bias: str | None = None,
         factor: float = 1.0,
         cap: float | None = None,
+        projection: Linear | None = None,
     ) -> None:
         table = embedding.table
         self.is_tied = name is None
@@ -30,10 +33,14 @@ class Head(Layer):
         self.bias = None if bias is None else Weight(bias, shape=table.shape[:1], role="vector")
         self.factor = factor
         self.cap = cap
+        self.projection = projection
 
     def __call__(self, hidden: Array, rows: Array) -> Array:
         bias = None if self.bias is None else self.bias.array
-        logits = linear(take_rows(hidden, rows), self.weight.array, bias)
+        wanted = take_rows(hidden, rows)
+        if self.projection is not None:
+            wanted = self.projection(wanted)
+        logits = linear(wanted, self.weight.array, bias)
         if self.factor != 1.0:
             logits = scale(logits, self.factor)
         return logits if self.cap is None else softcap(logits, self.cap)

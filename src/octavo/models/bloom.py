@@ -19,7 +19,6 @@ from octavo.weights.model_config import BLOOM_KEYS, DecoderShape, ModelConfig
 
 @register("BloomForCausalLM", model_type="bloom", models="BLOOM")
 def build(config: ModelConfig) -> CausalLM:
-    config.refuse("apply_residual_connection_post_layernorm")
     config = config.under(BLOOM_KEYS, max_position_embeddings=2048)
     config = config.under({}, intermediate_size=4 * config.integer("hidden_size"))
     shape = DecoderShape.read(config, ties_embeddings=True, eps_key="layer_norm_epsilon", eps=1e-5)
@@ -27,6 +26,7 @@ def build(config: ModelConfig) -> CausalLM:
 
     # Octavo's own key: GGUF files have all queries, then all keys, then all values.
     is_grouped = config.flag("has_grouped_projections", True)
+    keeps_normed = config.flag("apply_residual_connection_post_layernorm", False)
     stored = StoredProjections(fused="query_key_value", is_grouped=is_grouped, output="dense")
 
     def norm(name: str) -> LayerNorm:
@@ -56,6 +56,7 @@ def build(config: ModelConfig) -> CausalLM:
                 up="dense_h_to_4h",
                 down="dense_4h_to_h",
             ),
+            keeps_normed=keeps_normed,
         )
 
     embedding = Embedding("transformer.word_embeddings.weight", shape.vocab, shape.hidden)

@@ -97,11 +97,10 @@ class CausalLM(Layer):
 
     @property
     def spec(self) -> ModelSpec:
-        vocab_size, hidden_size = self.embedding.table.shape
         return ModelSpec(
             family=self.family,
-            vocab_size=vocab_size,
-            hidden_size=hidden_size,
+            vocab_size=self.embedding.table.shape[0],
+            hidden_size=self.norm.size,
             max_position=self.max_position,
             layers=tuple(block.spec for block in self.blocks),
             ties_embeddings=self.head.is_tied,

@@ -105,8 +105,12 @@ def test_gemma_layers_alternate() -> None:
             "attn_logit_softcapping = 30.0 is not built yet",
         ),
         (
-            {"architectures": ["OPTForCausalLM"], "ffn_dim": 96, "do_layer_norm_before": False},
-            "do_layer_norm_before = false, as OPT-350M has it, is not built; use another size",
+            {
+                "architectures": ["OPTForCausalLM"],
+                "ffn_dim": 96,
+                "layer_norm_elementwise_affine": False,
+            },
+            "layer_norm_elementwise_affine must be true, got False",
         ),
         (
             {"architectures": ["Phi3ForCausalLM"]}
