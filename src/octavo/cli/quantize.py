@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,6 +30,7 @@ from octavo.core.errors import ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
+    from octavo.bench.output.error_plots import MatrixErrorPoint
     from octavo.compression.model import MatrixErrors, Written
     from octavo.config import Config
     from octavo.weights import Checkpoint
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 _METHODS = ("gptq", "rtn")
 _OWN = "own"
 _SEQUENCE_TOKENS = 512
+_NUMBER = re.compile(r"\.(\d+)\.")
+"""In a matrix's name: of its block, then of an expert."""
 
 
 @takes_knobs("model", "backend", without=(*NO_ENGINE, "quantization"))
@@ -296,23 +301,32 @@ def _percent(values: Sequence[float]) -> str:
     return f"{100 * sum(values) / len(values):.2f} % ({100 * max(values):.2f} %)"
 
 
+def points_of_blocks(errors: Sequence[MatrixErrors]) -> list[MatrixErrorPoint]:
+    """One of each block, the mean of its experts."""
+    from octavo.bench.output.error_plots import MatrixErrorPoint
+
+    blocks: dict[str, list[MatrixErrors]] = {}
+    for one in errors:
+        blocks.setdefault(_NUMBER.findall(one.name)[0], []).append(one)
+    points = []
+    for of_block in blocks.values():
+        written = [one.weights if one.outputs is None else one.outputs for one in of_block]
+        nearest = [one.nearest for one in of_block if one.nearest is not None]
+        points.append(MatrixErrorPoint(mean(written), mean(nearest) if nearest else None))
+    return points
+
+
 def _draw(path: Path, model: str, form: str, matrices: Sequence[MatrixErrors]) -> str | None:
     """A picture of the errors, if it can be drawn; what to say of it."""
     from octavo.bench.output.plots import NO_PICTURES, can_draw
 
     if not can_draw():
         return NO_PICTURES
-    from octavo.bench.output.error_plots import MatrixErrorPoint, matrix_errors
+    from octavo.bench.output.error_plots import matrix_errors
     from octavo.bench.output.plots import png_of
     from octavo.bench.output.style import styled
 
-    kinds = {
-        kind: [
-            MatrixErrorPoint(one.weights if one.outputs is None else one.outputs, one.nearest)
-            for one in errors
-        ]
-        for kind, errors in by_kind(matrices).items()
-    }
+    kinds = {kind: points_of_blocks(errors) for kind, errors in by_kind(matrices).items()}
     is_calibrated = matrices[0].outputs is not None
     what = "of outputs, relative to the right ones" if is_calibrated else "of weights, relative"
     with styled():

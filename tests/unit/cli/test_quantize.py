@@ -11,6 +11,8 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.cli.main import main
+from octavo.cli.quantize import points_of_blocks
+from octavo.compression.model import MatrixErrors
 from support.checkpoints import make_checkpoint
 from support.quantized_files import CASES, quantize_checkpoint
 
@@ -165,6 +167,17 @@ def test_a_model_with_fewer_positions_than_a_window(tmp_path: Path, folder: Path
     assert main(["quantize", str(model), "-o", str(out), *flags]) == 0
     report = json.loads((out / "quantization.json").read_text())
     assert report["quality"]["context"] == 64
+
+
+def test_a_block_is_one_point_whatever_it_has_of_experts() -> None:
+    def error(name: str, written: float, nearest: float) -> MatrixErrors:
+        return MatrixErrors(f"model.layers.{name}.up_proj.weight", 32, 0.9, written, nearest)
+
+    experts = [("0.mlp", 0.1, 0.4), ("1.mlp.experts.0", 0.2, 0.5), ("1.mlp.experts.1", 0.4, 0.7)]
+    (first, second) = points_of_blocks([error(*one) for one in experts])
+    assert first == (0.1, 0.4)
+    assert second == pytest.approx((0.3, 0.6))
+    assert points_of_blocks([MatrixErrors("h.3.up.weight", 32, 0.2)]) == [(0.2, None)]
 
 
 def test_what_is_kept_is_told_by_its_kind(
