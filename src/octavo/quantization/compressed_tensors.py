@@ -68,7 +68,12 @@ class _Groups:
             if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
                 raise group.error("targets", "a list of strings")
             weights = group.part("weights")
-            self._named.append((set(targets), _patterns(group, targets), weights))
+            patterns = [
+                group.expression("targets", target.removeprefix("re:"))
+                for target in targets
+                if target.startswith("re:")
+            ]
+            self._named.append((set(targets), patterns, weights))
             for target in targets:
                 if target.isidentifier() and target[0].isupper():
                     self._of_class.setdefault(target, weights)
@@ -87,13 +92,6 @@ class _Groups:
                 "the model again"
             )
         return of_class
-
-
-def _patterns(group: Scheme, targets: list[str]) -> list[re.Pattern[str]]:
-    try:
-        return [re.compile(one.removeprefix("re:")) for one in targets if one.startswith("re:")]
-    except (re.error, OverflowError, RecursionError) as error:
-        raise group.error("targets", f"a list of names and regular expressions ({error})") from None
 
 
 def _group_size(weights: Scheme) -> int | None:

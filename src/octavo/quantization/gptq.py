@@ -37,26 +37,23 @@ def matrices(scheme: Scheme, source: Source) -> Iterator[QuantizedMatrix]:
             f"{source.name} is GPTQ in the layout of one GPU kernel ({version!r}); Octavo reads "
             f"{' and '.join(_STORES_ZERO_LESS_1)}: use the model's version in one of these"
         )
+    exceptions = list(_exceptions(scheme))
     for name in source.tensors:
         if name.endswith(".qweight"):
             module = name.removesuffix(".qweight")
-            yield GPTQMatrix(module, _of_module(scheme, module), source, version)
+            its = (changed for pattern, changed in exceptions if pattern.match(module))
+            yield GPTQMatrix(module, next(its, scheme), source, version)
 
 
-def _of_module(scheme: Scheme, module: str) -> Scheme:
-    """With what GPTQModel's `dynamic` says of this module: a mapping from regular expressions,
-    marked by "+:", to keys that differ.
+def _exceptions(scheme: Scheme) -> Iterator[tuple[re.Pattern[str], Scheme]]:
+    """GPTQModel's `dynamic`: a mapping from regular expressions for modules, marked by "+:", to
+    keys that differ for them.
     """
     for pattern, changed in scheme.part("dynamic").values.items():
-        expression = str(pattern).removeprefix("+:")
-        if str(pattern).startswith("-:") or not isinstance(changed, Mapping):
+        if pattern.startswith("-:") or not isinstance(changed, Mapping):
             continue  # not quantized, so it has no qweight
-        try:
-            if re.match(expression, module):
-                return Scheme({**scheme.values, **changed}, f"{scheme.name}.dynamic")
-        except re.error as error:
-            raise scheme.error("dynamic", f"a mapping from regular expressions ({error})") from None
-    return scheme
+        differing = Scheme({**scheme.values, **changed}, f"{scheme.name}.dynamic")
+        yield scheme.expression("dynamic", pattern.removeprefix("+:")), differing
 
 
 class GPTQMatrix(QuantizedMatrix):

@@ -4,6 +4,7 @@ config.json says of their format. Both are untrusted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
@@ -117,6 +118,13 @@ class Scheme:
         if len(sizes) != 2 or not all(type(n) is int and 0 < n <= MAX_SIZE for n in sizes):
             raise self.error(key, f"two positive integers up to {MAX_SIZE}")
         return sizes[0], sizes[1]
+
+    def expression(self, key: str, text: str) -> re.Pattern[str]:
+        """A regular expression that stands somewhere at `key`."""
+        try:
+            return re.compile(text)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise self.error(key, f"what has regular expressions ({error})") from None
 
     def part(self, key: str) -> Scheme:
         """Empty if it is missing."""

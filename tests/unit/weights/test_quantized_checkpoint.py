@@ -85,6 +85,12 @@ def put(suffix: str, array: np.ndarray) -> Callable[[dict[str, np.ndarray]], obj
         (gptq(), {"config": {"bits": 5}}, "quantization_config.bits is 5.*2, 3, 4, 8"),
         (gptq(), {"config": {"bits": "4"}}, "quantization_config.bits is '4'"),
         (gptq(), {"config": {"dynamic": {"+:(": {}}}}, "dynamic.*regular expressions"),
+        (gptq(), {"config": {"dynamic": {"+:" + "(" * 10**5: {}}}}, "dynamic.*regular expressions"),
+        (
+            compressed(),
+            {"config": {"config_groups": {"group_0": {"targets": ["re:a{" + "9" * 20 + "}"]}}}},
+            "group_0.targets is .*regular expressions",
+        ),
         (gptq(), {"config": {"group_size": 16}}, "up_proj.scales' is float16.*4, 48"),
         (gptq(), {"change": without(".scales")}, "no tensor 'model.layers.0.mlp.up_proj.scales'"),
         (gptq(sym=False), {"change": without(".qzeros")}, "no tensor .*qzeros.*symmetric"),
