@@ -263,10 +263,15 @@ def _show(report: dict[str, Any], written: Written, out: Path, picture: str | No
         f"{report['model']} with {report['original_bytes'] / 1e6:,.0f} MB"
     )
     if written.kept:
-        kinds = Counter(map(_kind, written.kept))
         print(
             "  kept as they were, as rows are no multiple of 32 weights, or stored as columns, or "
-            f"of several matrices: {', '.join(f'{count} {kind}' for kind, count in kinds.items())}"
+            f"of several matrices: {_counted(written.kept)}"
+        )
+    unseen = [one.name for one in written.matrices if one.outputs is None]
+    if unseen and report["method"] == "gptq":
+        print(
+            "  rounded to the nearest, as experts with biases or weighed inputs are not "
+            f"calibrated: {_counted(unseen)}"
         )
     print("  errors of matrices, mean of all layers and the worst, relative to what is right:")
     for kind, errors in by_kind(written.matrices).items():
@@ -281,6 +286,11 @@ def by_kind(matrices: Sequence[MatrixErrors]) -> dict[str, list[MatrixErrors]]:
     for one in matrices:
         found.setdefault(_kind(one.name), []).append(one)
     return found
+
+
+def _counted(names: Sequence[str]) -> str:
+    kinds = Counter(map(_kind, names))
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
 
 
 def _kind(name: str) -> str:
@@ -327,7 +337,7 @@ def _draw(path: Path, model: str, form: str, matrices: Sequence[MatrixErrors]) -
     from octavo.bench.output.style import styled
 
     kinds = {kind: points_of_blocks(errors) for kind, errors in by_kind(matrices).items()}
-    is_calibrated = matrices[0].outputs is not None
+    is_calibrated = any(one.outputs is not None for one in matrices)
     what = "of outputs, relative to the right ones" if is_calibrated else "of weights, relative"
     with styled():
         path.write_bytes(png_of(matrix_errors(f"{model} in {form}", what, kinds)))

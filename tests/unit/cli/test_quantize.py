@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from octavo.cli.main import main
 from octavo.cli.quantize import points_of_blocks
 from octavo.compression.model import MatrixErrors
 from support.checkpoints import make_checkpoint
+from support.gguf_files import write_gguf
 from support.quantized_files import CASES, quantize_checkpoint
 
 TEXT = "The reader turns the pages one after the other. " * 60
@@ -178,6 +180,20 @@ def test_a_block_is_one_point_whatever_it_has_of_experts() -> None:
     assert first == (0.1, 0.4)
     assert second == pytest.approx((0.3, 0.6))
     assert points_of_blocks([MatrixErrors("h.3.up.weight", 32, 0.2)]) == [(0.2, None)]
+
+
+def test_experts_that_are_only_rounded_are_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_checkpoint("gpt_oss", tmp_path / "model", intermediate_size=64)
+    file = write_gguf(model, tmp_path / "model.gguf")
+    flags = ["--calibration", str(folder / "text"), "--windows", "0", *FEW]
+    assert main(["quantize", str(file), "-o", str(tmp_path / "out"), *flags]) == 0
+    shown = capsys.readouterr().out
+    counts = re.search(r"not calibrated: (\d+) gate_proj, (\d+) up_proj, (\d+) down_proj\n", shown)
+    assert counts is not None
+    assert len(set(counts.groups())) == 1
+    assert "kept as they were" not in shown
 
 
 def test_what_is_kept_is_told_by_its_kind(
