@@ -12,7 +12,7 @@ from octavo.models.stored_piece import Checkpoint
 
 # As compressed-tensors and vLLM name them (self_attn.k_scale), NVIDIA's Model Optimizer
 # (self_attn.k_proj.k_scale), and older files with one for both (self_attn.kv_scale).
-_NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.self_attn\.(?:[kv]_proj\.|attn\.)?(k|v|kv)_scale")
+_NAME = re.compile(r"(?:.*\.)?layers\.(\d{1,9})\.self_attn\.(?:[kv]_proj\.|attn\.)?(k|v|kv)_scale")
 
 
 def factors_of_cache(

@@ -52,6 +52,10 @@ def test_one_scale_for_both() -> None:
 def test_other_scales_are_none_of_the_caches() -> None:
     tensors = of_layer(0, **{"q_scale": 1.0, "k_proj.weight_scale": 1.0, "k_proj.input_scale": 1.0})
     assert kv_factors(checkpoint(tensors | {"model.layers.0.mlp.k_scale": 1.0}), 1) is None
+    far = (
+        f"model.layers.{'9' * 5000}.self_attn.k_scale"  # more digits than Python reads as a number
+    )
+    assert kv_factors(checkpoint({far: 1.0}), 1) is None
 
 
 @pytest.mark.parametrize("bad", [0.0, -0.25, np.nan, np.inf, [0.5, 0.5], []])
