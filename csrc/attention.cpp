@@ -65,8 +65,7 @@ void AttentionPlan::cut_into_tiles(const Batch& batch) {
 void AttentionPlan::add_tile(const Batch& batch, int64_t sequence, int32_t first, int32_t last,
                              bool has_paths) {
   const int64_t chunk = attention_chunk(kind_.block_size);
-  const int64_t oldest = batch.position(sequence, first) - kind_.window + 1;
-  const int64_t begin = kind_.window > 0 ? std::max<int64_t>(oldest, 0) : 0;
+  const int64_t begin = kind_.reach.first(batch.position(sequence, first));
   const int64_t end = batch.position(sequence, last - 1) + 1;
   QueryTile tile{};
   tile.sequence = static_cast<int32_t>(sequence);
@@ -168,10 +167,10 @@ AttentionPlan::Seen AttentionPlan::seen(const Batch& batch) const {
   for (int64_t s = 0; s < batch.sequences; ++s) {
     const int64_t queries = batch.query_starts[s + 1] - batch.query_starts[s];
     const int64_t context = batch.context_lens[s];
-    const int64_t window = kind_.window > 0 ? kind_.window : context;
-    seen.tokens += std::min(context, queries + window - 1);
+    seen.tokens += context - kind_.reach.first(context - queries);
     for (int32_t t = batch.query_starts[s]; t < batch.query_starts[s + 1]; ++t)
-      seen.pairs += kind_.heads * std::min(batch.position(s, t) + 1, window);
+      seen.pairs +=
+          kind_.heads * (batch.position(s, t) + 1 - kind_.reach.first(batch.position(s, t)));
   }
   return seen;
 }

@@ -14,7 +14,7 @@ struct AttentionKind {
   int64_t kv_heads;   // G
   int64_t head_dim;   // E
   int64_t heads;      // H
-  int64_t window;     // 0: unlimited
+  Reach reach;
 
   bool operator==(const AttentionKind&) const = default;
 };

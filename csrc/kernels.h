@@ -53,13 +53,26 @@ struct LinearArgs {
   Rows residual;          // added to the product; data null for none; may be y itself
 };
 
+// Which of the tokens before it a query sees.
+struct Reach {
+  int64_t window;  // so many with itself; 0: all
+  int64_t chunk;   // those of its own chunk of the text, which begins at a multiple; 0: all
+
+  int64_t first(int64_t position) const {
+    const int64_t begin = window > 0 && position >= window ? position - window + 1 : 0;
+    const int64_t own = chunk > 0 ? position / chunk * chunk : 0;
+    return begin > own ? begin : own;
+  }
+  bool operator==(const Reach&) const = default;
+};
+
 struct AttentionArgs {
   KVCache cache;
   Rows q;                 // (T, H * E)
   Rows y;                 // (T, H * E)
   int64_t heads;          // H
   float softmax_scale;
-  int64_t window;         // 0: unlimited
+  Reach reach;
   float softcap;          // 0: none; else scores become softcap * tanh(score / softcap)
   const float* slopes;  // (H,) or null: slope * (position of the key - that of the query) is added
   const float* sinks;  // (H,) or null: one more score in the softmax, of a key without a value

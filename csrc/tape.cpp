@@ -284,8 +284,8 @@ void Tape::write_kv(Ref k, Ref v, const KVCache& cache) {
   };
 }
 
-Ref Tape::attention(Ref q, const KVCache& cache, int64_t heads, float softmax_scale, int64_t window,
-                    float softcap, const float* slopes, const float* sinks) {
+Ref Tape::attention(Ref q, const KVCache& cache, int64_t heads, float softmax_scale,
+                    const Reach& reach, float softcap, const float* slopes, const float* sinks) {
   const Symbol symbol = buffers_[q.buffer].symbol;
   const Ref y = new_buffer(symbol, heads * cache.head_dim);
   Op& op = append("attention", symbol, {q.buffer}, y.buffer);
@@ -294,11 +294,11 @@ Ref Tape::attention(Ref q, const KVCache& cache, int64_t heads, float softmax_sc
   op.q = q;
   op.heads = heads;
   op.softmax_scale = softmax_scale;
-  op.window = window;
+  op.reach = reach;
   op.softcap = softcap;
   op.slopes = slopes;
   op.sinks = sinks;
-  op.plan = plan_of({cache.block_size, cache.heads, cache.head_dim, heads, window});
+  op.plan = plan_of({cache.block_size, cache.heads, cache.head_dim, heads, reach});
   const int64_t sharing = heads / cache.heads;
   scratch_bytes_ =
       std::max(scratch_bytes_, attention_scratch_bytes(cache.block_size, cache.head_dim, sharing));
@@ -326,7 +326,7 @@ Ref Tape::latent_attention(Ref q, Ref rotated, const LatentCache& cache, int64_t
   op.rotated = rotated;
   op.heads = heads;
   op.softmax_scale = softmax_scale;
-  op.plan = plan_of({cache.block_size, 1, cache.rank, heads, 0});
+  op.plan = plan_of({cache.block_size, 1, cache.rank, heads, {}});
   scratch_bytes_ = std::max(scratch_bytes_, latent_scratch_bytes(cache, heads));
   return y;
 }

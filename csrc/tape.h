@@ -96,7 +96,7 @@ class Tape {
   Ref softcap(Ref x, int64_t size, float cap);
   Ref take_rows(Ref x, int64_t size, Ref rows);
   void write_kv(Ref k, Ref v, const KVCache& cache);
-  Ref attention(Ref q, const KVCache& cache, int64_t heads, float softmax_scale, int64_t window,
+  Ref attention(Ref q, const KVCache& cache, int64_t heads, float softmax_scale, const Reach& reach,
                 float softcap, const float* slopes, const float* sinks);
   void write_latent(Ref latents, Ref rotated, const LatentCache& cache);
   Ref latent_attention(Ref q, Ref rotated, const LatentCache& cache, int64_t heads,

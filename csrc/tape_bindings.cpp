@@ -248,7 +248,7 @@ void bind_tape(nb::module_& m) {
       .def(
           "attention",
           [](Tape& t, PyRef q, const KVMemory& cache, int64_t heads, float softmax_scale,
-             int64_t window, float softcap, std::optional<Floats> slopes,
+             int64_t window, int64_t chunk, float softcap, std::optional<Floats> slopes,
              std::optional<Floats> sinks) {
             const auto by_head = [heads](const std::optional<Floats>& values) -> const float* {
               if (!values) return nullptr;
@@ -256,10 +256,10 @@ void bind_tape(nb::module_& m) {
                 throw nb::value_error("slopes and sinks are one for each query head");
               return values->data();
             };
-            return py_ref(t.attention(ref_of(q), cache.cache(), heads, softmax_scale, window,
-                                      softcap, by_head(slopes), by_head(sinks)));
+            return py_ref(t.attention(ref_of(q), cache.cache(), heads, softmax_scale,
+                                      {window, chunk}, softcap, by_head(slopes), by_head(sinks)));
           },
-          "q"_a, "cache"_a, "heads"_a, "softmax_scale"_a, "window"_a, "softcap"_a,
+          "q"_a, "cache"_a, "heads"_a, "softmax_scale"_a, "window"_a, "chunk"_a, "softcap"_a,
           "slopes"_a.none(), "sinks"_a.none())
       .def("finish",
            [](Tape& t, const std::vector<std::pair<PyRef, int64_t>>& outputs) {

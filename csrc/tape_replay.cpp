@@ -166,7 +166,7 @@ class Tape::Replay final : public Program {
                             tape_.buffers_[op.write].rows(0),
                             op.heads,
                             op.softmax_scale,
-                            op.window,
+                            op.reach,
                             op.softcap,
                             op.slopes,
                             op.sinks};

@@ -66,7 +66,7 @@ struct Tape::Op {
   Ref rotated{-1, 0};
   int64_t heads = 0;
   float softmax_scale = 0;
-  int64_t window = 0;
+  Reach reach{};
   float softcap = 0;
   const float* slopes = nullptr;
   const float* sinks = nullptr;

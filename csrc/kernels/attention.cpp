@@ -464,7 +464,7 @@ class Unit {
   // What row r sees of the chunk that begins at token `start`.
   TokenSpan visible(int64_t r, int64_t start) const {
     const int64_t position = batch_.position(unit_.sequence, unit_.first + r / sharing_);
-    const int64_t begin = args_.window > 0 ? position - args_.window + 1 : 0;
+    const int64_t begin = args_.reach.first(position);
     const auto within = [&](int64_t token) {
       return token < start ? 0 : token - start < chunk_tokens_ ? token - start : chunk_tokens_;
     };

@@ -75,6 +75,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_parallel_residual": False, "attention_bias": False},
     ),
     "opt without biases": ("opt", {"enable_bias": False}),
+    "llama4, chunks and temperature": (
+        "llama4_text",
+        {"attention_chunk_size": 16, "floor_scale": 8, "attn_scale": 0.5, "attention_bias": True},
+    ),
+    "llama4, no positions in half of the layers": (
+        "llama4_text",
+        {"attention_chunk_size": 24, "no_rope_layers": [1, 0, 1, 0], "use_qk_norm": False},
+    ),
     "opt 350M": ("opt", {"word_embed_proj_dim": 32, "do_layer_norm_before": False}),
     "opt 350M untied": (
         "opt",
@@ -137,6 +145,7 @@ FORMATS = [  # weights and cache, and how far logits may be off
 MATRIX = [
     *(("native", variant) for variant in VARIANTS),
     *(("torch", family) for family in (*FAMILIES, *EXPERT_FAMILIES)),
+    ("torch", "llama4, chunks and temperature"),
 ]
 
 

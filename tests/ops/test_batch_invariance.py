@@ -175,8 +175,8 @@ def test_sample_and_probabilities(backend: Backend) -> None:
 # --- attention -----------------------------------------------------------------------------------
 
 LENGTH = 700  # tokens of the sequence that is looked at; chunks of the context have 256
-# Query heads, key/value heads, head size, block size, window, softcap, slopes.
-SHAPES: dict[str, tuple[int, int, int, int, int | None, float | None, list[float] | None]] = {
+# Query heads, key/value heads, head size, block size, window, softcap, slopes; chunk.
+SHAPES: dict[str, tuple[Any, ...]] = {
     "grouped": (6, 2, 64, 16, None, None, None),
     "one kv head": (9, 1, 24, 32, None, None, None),
     "no groups": (2, 2, 40, 7, None, None, None),
@@ -184,6 +184,7 @@ SHAPES: dict[str, tuple[int, int, int, int, int | None, float | None, list[float
     "softcap": (6, 2, 64, 16, 300, 20.0, None),
     "slopes and sinks": (3, 1, 24, 16, None, None, [0.1, 0.03, 0.001]),
     "blocks larger than chunks": (4, 2, 16, 300, None, None, None),
+    "chunks of the text": (6, 2, 64, 16, None, None, None, 150),
 }
 OTHERS = [(1, 1), (300, 1), (40, 40), (513, 100)]
 """(context, queries) of sequences that come along."""
@@ -194,7 +195,7 @@ class Prompt:
 
     def __init__(self, backend: Backend, shape: str, kv_dtype: str) -> None:
         self.heads, kv_heads, self.size, self.block_size, *masking = SHAPES[shape]
-        self.window, self.softcap, self.slopes = masking
+        self.window, self.softcap, self.slopes, self.chunk = (*masking, None)[:4]
         self.sinks = None if self.slopes is None else backend.from_host(normal(self.heads))
         self.backend = backend
         lengths = [LENGTH, *(context for context, _ in OTHERS)]
@@ -226,6 +227,7 @@ class Prompt:
             self.backend.batch_context(host, (self.layer,)),
             softmax_scale=0.2,
             window=self.window,
+            chunk=self.chunk,
             softcap=self.softcap,
             slopes=self.slopes,
             sinks=self.sinks,

@@ -19,7 +19,7 @@ from support.forward import fill, host_batch
 from support.op_bench import KV_DTYPES
 from support.trees import TREES, leaves_of, path_of, with_trees
 
-SHAPES = {  # query heads, key/value heads, head size, block size, window, softcap
+SHAPES = {  # query heads, key/value heads, head size, block size, window, softcap; chunk
     "grouped": (6, 2, 64, 16, None, None),
     "blocks of 32": (9, 1, 24, 32, None, None),
     "no groups": (2, 2, 40, 7, None, None),
@@ -27,6 +27,7 @@ SHAPES = {  # query heads, key/value heads, head size, block size, window, softc
     "window shorter than paths": (6, 2, 16, 32, 3, None),
     "softcap": (6, 2, 64, 16, 300, 20.0),
     "blocks larger than chunks": (4, 2, 16, 300, None, None),
+    "chunks of the text": (6, 2, 64, 16, None, None, 10),
 }
 PREFIXES = {  # cached tokens before each tree: its rows lie within a block, or cross borders
     "a chain": 3,
@@ -46,7 +47,8 @@ class Tree:
     """
 
     def __init__(self, backend: Backend, name: str, shape: str, kv_dtype: str) -> None:
-        self.heads, kv_heads, size, self.block_size, self.window, self.softcap = SHAPES[shape]
+        self.heads, kv_heads, size, self.block_size, *masking = SHAPES[shape]
+        self.window, self.softcap, self.chunk = (*masking, None)[:3]
         self.backend = backend
         self.parents, self.prefix = TREES[name], PREFIXES[name]
         self.paths = [path_of(self.parents, leaf) for leaf in leaves_of(self.parents)]
@@ -87,6 +89,7 @@ class Tree:
             self.backend.batch_context(host, (self.layer,)),
             softmax_scale=0.2,
             window=self.window,
+            chunk=self.chunk,
             softcap=self.softcap,
         )
         return self.backend.to_host(rows)

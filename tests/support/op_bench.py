@@ -171,6 +171,7 @@ def attention_by_formula(
     *,
     scale: float,
     window: int | None,
+    chunk: int | None = None,
     softcap: float | None = None,
     slopes: Sequence[float] | None = None,
     sinks: np.ndarray | None = None,
@@ -195,6 +196,8 @@ def attention_by_formula(
     if slopes is not None:
         weights += np.reshape(slopes, (kv_heads, -1, 1, 1)) * (token - position)
     weights[..., (token > position) | (token <= position - (window or length))] = -np.inf
+    if chunk is not None:
+        weights[..., token < position // chunk * chunk] = -np.inf
     top = weights.max(-1, keepdims=True)
     weights -= top
     np.exp(weights, out=weights)

@@ -319,6 +319,14 @@ BATCHES = {  # (context length, queries) of each sequence
     slopes=[True],
     sinks=[None, 60.0],
 )
+@cases(
+    "paged_attention",
+    batch=["mixed", "ragged"],
+    heads=[(6, 2, 24)],
+    window=[None, 33],
+    block_size=[16],
+    chunk=[1, 20, 256],
+)
 def causal_attention(
     b: Bench,
     batch: str,
@@ -328,10 +336,11 @@ def causal_attention(
     softcap: float | None = None,
     slopes: bool = False,
     sinks: float | None = None,
+    chunk: int | None = None,
 ) -> None:
     by_head = HeadTerms.of(heads[0], slopes, sinks)
     problem = attention_problem(
-        batch, heads, window, block_size, softcap, by_head, b.kv_dtype, b.rounds_attention
+        batch, heads, window, block_size, softcap, by_head, b.kv_dtype, b.rounds_attention, chunk
     )
     cache = b.cache(problem.keys, problem.values)
     context = b.backend.batch_context(problem.host, (cache,))
@@ -341,6 +350,7 @@ def causal_attention(
         context,
         softmax_scale=SCALE,
         window=window,
+        chunk=chunk,
         softcap=softcap,
         slopes=by_head.slopes,
         sinks=None if by_head.sinks is None else b.put(np.array(by_head.sinks, np.float32)),
@@ -469,6 +479,7 @@ def attention_problem(
     by_head: HeadTerms,
     kv_dtype: str,
     rounds_queries: bool,
+    chunk: int | None = None,
 ) -> AttentionProblem:
     rng = np.random.default_rng(0)
     num_heads, kv_heads, size = heads
@@ -497,6 +508,7 @@ def attention_problem(
                 v,
                 scale=SCALE,
                 window=window,
+                chunk=chunk,
                 softcap=softcap,
                 slopes=by_head.slopes,
                 sinks=None if by_head.sinks is None else np.array(by_head.sinks),

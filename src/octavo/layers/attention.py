@@ -9,7 +9,7 @@ from octavo.core.model_spec import AttentionSpec
 from octavo.layers.layer import Layer, Weight
 from octavo.layers.linear import Linear
 from octavo.layers.norm import Norm
-from octavo.layers.rope import RopeTable
+from octavo.layers.rope import RopeTable, Temperature
 from octavo.ops import Array, BatchContext, clamp, paged_attention, rotary, split_columns, write_kv
 
 
@@ -42,7 +42,8 @@ class Attention(Layer):
     over each head, or over all of them together, before the rotation. qkv_bias, output_bias:
     whether the projections have biases. columns: as of `Weight`, of query, key and value
     projections. clip: limit of what these give. softcap, slopes: as of `paged_attention`.
-    has_sinks: each query head has one, named "sinks". x (T, D) -> (T, D).
+    has_sinks: each query head has one, named "sinks". chunk: as of `paged_attention`. temperature:
+    multiplies queries. x (T, D) -> (T, D).
     """
 
     def __init__(
@@ -64,6 +65,8 @@ class Attention(Layer):
         softcap: float | None = None,
         slopes: Sequence[float] | None = None,
         has_sinks: bool = False,
+        chunk: int | None = None,
+        temperature: Temperature | None = None,
     ) -> None:
         self.index = index
         self.spec = spec
@@ -85,6 +88,8 @@ class Attention(Layer):
         self.clip = clip
         self.softcap = softcap
         self.slopes = slopes
+        self.chunk = chunk
+        self.temperature = temperature
         self.sinks = (
             Weight(f"{name}.sinks", shape=(spec.num_heads,), role="vector", dtype="float32")
             if has_sinks
@@ -111,6 +116,8 @@ class Attention(Layer):
         if self.rope is not None:
             q = rotary(q, self.rope.array, ctx.positions)
             k = rotary(k, self.rope.array, ctx.positions)
+        if self.temperature is not None:
+            q = rotary(q, self.temperature.array, ctx.positions)
         cache = ctx.kv_layers[self.index]
         write_kv(k, v, cache, ctx)
         y = paged_attention(
@@ -119,6 +126,7 @@ class Attention(Layer):
             ctx,
             softmax_scale=self.softmax_scale,
             window=self.spec.window,
+            chunk=self.chunk,
             softcap=self.softcap,
             slopes=self.slopes,
             sinks=None if self.sinks is None else self.sinks.array,

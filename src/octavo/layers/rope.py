@@ -1,8 +1,11 @@
-"""Rotary tables: from a config's rope parameters to cosines and sines."""
+"""Tables of positions: from a config's rope parameters to cosines and sines, and factors of
+queries.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +15,28 @@ from octavo.core.errors import ConfigError, InvariantError
 from octavo.ops import Array
 
 
-class RopeTable:
+class PositionTable(ABC):
+    """For the op `rotary`."""
+
+    def __init__(self) -> None:
+        self._array: Array | None = None
+
+    @abstractmethod
+    def compute(self, num_positions: int) -> np.ndarray:
+        """(num_positions, R) float32."""
+
+    @property
+    def array(self) -> Array:
+        if self._array is None:
+            raise InvariantError("a table of positions is used before it is loaded")
+        return self._array
+
+    @array.setter
+    def array(self, value: Array) -> None:
+        self._array = value
+
+
+class RopeTable(PositionTable):
     """Cosines and sines of every position, for layers that share their rope parameters.
 
     parameters: a config's `rope_parameters` (or `rope_scaling`) with `rope_theta`; the type is
@@ -23,6 +47,7 @@ class RopeTable:
     """
 
     def __init__(self, head_dim: int, parameters: Mapping[str, Any], context: int) -> None:
+        super().__init__()
         self.size = _rotated(head_dim, parameters)
         self._parameters = _Parameters(self.size, parameters, context)
         self.kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
@@ -31,7 +56,6 @@ class RopeTable:
             raise ConfigError(f"rope type {self.kind!r} is not built yet; types that are: {known}")
         self.max_position = _max_position(self.kind, self._parameters)
         self.frequencies(self.max_position)  # a bad parameter is found before weights are read
-        self._array: Array | None = None
 
     def frequencies(self, num_positions: int) -> tuple[np.ndarray, float]:
         """Inverse frequencies (R / 2,) float32, and the factor on cosines and sines."""
@@ -47,15 +71,25 @@ class RopeTable:
         table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
         return table * np.float32(attention_factor)
 
-    @property
-    def array(self) -> Array:
-        if self._array is None:
-            raise InvariantError("a rotary table is used before it is loaded")
-        return self._array
 
-    @array.setter
-    def array(self, value: Array) -> None:
-        self._array = value
+class Temperature(PositionTable):
+    """Factors of queries, which sharpen attention from far positions p on:
+    1 + weight * ln(1 + floor((p + 1) / length)). As a table of cosines without sines, so that
+    rotating multiplies. Source: Llama 4's module in transformers.
+    """
+
+    def __init__(self, head_dim: int, weight: float, length: float) -> None:
+        super().__init__()
+        self.size = head_dim
+        self._weight = weight
+        self._length = length
+
+    def compute(self, num_positions: int) -> np.ndarray:
+        positions = np.arange(1, num_positions + 1, dtype=np.float32)
+        steps = np.log1p(np.floor(positions / np.float32(self._length)))
+        table = np.zeros((num_positions, self.size), np.float32)
+        table[:, : self.size // 2] = (1 + np.float32(self._weight) * steps)[:, None]
+        return table
 
 
 def _rotated(head_dim: int, parameters: Mapping[str, Any]) -> int:

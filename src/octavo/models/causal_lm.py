@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from octavo.core.model_spec import ModelSpec
+from octavo.layers.attention import Attention
 from octavo.layers.decoder import DecoderBlock
 from octavo.layers.embedding import Embedding, LearnedPositions
 from octavo.layers.head import Head
 from octavo.layers.layer import Layer, num_vector_parameters
 from octavo.layers.norm import Norm
-from octavo.layers.rope import RopeTable
+from octavo.layers.rope import PositionTable, RopeTable
 from octavo.ops import Array, BatchContext
+
+_T = TypeVar("_T")
 
 # How a cache may be stored (models/kv_factors.py), and how activations: no weights.
 _KV_SCALES = ("*.self_attn.*[kvq]_scale",)
@@ -59,8 +63,13 @@ class CausalLM(Layer):
 
     def rope_tables(self) -> list[RopeTable]:
         """Every table once."""
-        ropes = [block.attention.rope for block in self.blocks]
-        return list({id(rope): rope for rope in ropes if rope is not None}.values())
+        return _each_once(block.attention.rope for block in self.blocks)
+
+    def position_tables(self) -> list[PositionTable]:
+        """The rotary tables, and those that multiply queries."""
+        attentions = (block.attention for block in self.blocks)
+        scales = _each_once(one.temperature for one in attentions if isinstance(one, Attention))
+        return [*self.rope_tables(), *scales]
 
     def first_blocks(self, count: int) -> CausalLM:
         """A model of the same weights that ends after `count` blocks."""
@@ -107,3 +116,7 @@ class CausalLM(Layer):
             num_vector_parameters=num_vector_parameters(self)
             - sum(map(num_vector_parameters, self.blocks)),
         )
+
+
+def _each_once(objects: Iterable[_T | None]) -> list[_T]:
+    return list({id(one): one for one in objects if one is not None}.values())

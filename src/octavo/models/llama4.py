@@ -1,9 +1,6 @@
-"""Llama 4, text only: every few layers without positions, experts of which a token uses one beside
-the one that all share. Source: the models' module in transformers.
-
-Beyond `attention_chunk_size` tokens local layers see no more than their own chunk, and layers
-without positions sharpen their attention; up to there both are plain attention, and that is how far
-a context may go here.
+"""Llama 4, text only: local layers that see their own chunk of the text, every few layers one
+without positions that sees all and sharpens its attention far behind, experts of which a token uses
+one beside the one that all share. Source: the models' module in transformers.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from octavo.layers.layer import Piece
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.moe import Experts, MoE, RouterLayer, listed_experts
 from octavo.layers.norm import PlainRMSNorm, RMSNorm
-from octavo.layers.rope import RopeTable
+from octavo.layers.rope import RopeTable, Temperature
 from octavo.models.causal_lm import CausalLM
 from octavo.models.registry import register
 from octavo.ops import Router
@@ -35,9 +32,10 @@ def build(config: ModelConfig) -> CausalLM:
     has_qk_norm = config.flag("use_qk_norm", True)
     bias = config.flag("attention_bias", False)
     activation = config.text("hidden_act", "silu")
-    reach = config.integer("attention_chunk_size", 8192)
-    if config.flag("attn_temperature_tuning", True):
-        reach = min(reach, config.integer("floor_scale", 8192) - 1)
+    temperature = None
+    if config.values.get("attn_temperature_tuning", True):  # published configs have a number
+        weight, length = config.number("attn_scale", 0.1), config.number("floor_scale", 8192)
+        temperature = Temperature(shape.head_dim, weight, length)
 
     def norm(name: str) -> RMSNorm:
         return RMSNorm(name, shape.hidden, shape.eps)
@@ -87,13 +85,15 @@ def build(config: ModelConfig) -> CausalLM:
                 output_bias=bias,
                 query_norm=head_norm(index),
                 key_norm=head_norm(index),
+                chunk=windows[index],
+                temperature=None if rotates[index] else temperature,
             ),
             norm(f"{name}.post_attention_layernorm"),
             mlp(f"{name}.feed_forward", index),
         )
 
     embedding = Embedding("model.embed_tokens.weight", shape.vocab, shape.hidden)
-    model = CausalLM(
+    return CausalLM(
         "llama4_text",
         shape.context,
         embedding,
@@ -101,5 +101,3 @@ def build(config: ModelConfig) -> CausalLM:
         norm("model.norm"),
         Head(embedding, None if shape.ties_embeddings else "lm_head.weight"),
     )
-    model.max_position = min(model.max_position, reach)
-    return model

@@ -135,9 +135,9 @@ def load_weights(
 
 
 def make_rope_tables(model: CausalLM, backend: Backend, num_positions: int) -> None:
-    """Give the model's rotary tables `num_positions` rows."""
-    for rope in model.rope_tables():
-        rope.array = backend.from_host(rope.compute(num_positions))
+    """Give the model's tables of positions `num_positions` rows."""
+    for table in model.position_tables():
+        table.array = backend.from_host(table.compute(num_positions))
 
 
 def _check(model: Weighted, weights: Iterable[Weight], checkpoint: Checkpoint) -> None:

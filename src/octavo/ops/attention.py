@@ -28,6 +28,7 @@ def paged_attention(
     *,
     softmax_scale: float,
     window: int | None,
+    chunk: int | None = None,
     softcap: float | None = None,
     slopes: Sequence[float] | None = None,
     sinks: Array | None = None,
@@ -36,8 +37,9 @@ def paged_attention(
     block table.
 
     Query i of sequence s has position p = context_lens[s] - num_queries[s] + i and sees tokens j <=
-    p, with a window only p - window < j <= p: y = sum_j softmax_j(z_j) v_j, softmax in float32,
-    where z_j = softmax_scale * <q, k_j>, or with a softcap c > 0 the c * tanh(z_j / c) of it. Query
+    p, with a window only p - window < j <= p, with a chunk only those from the last multiple of it
+    on, chunk * floor(p / chunk) <= j <= p: y = sum_j softmax_j(z_j) v_j, softmax in float32, where
+    z_j = softmax_scale * <q, k_j>, or with a softcap c > 0 the c * tanh(z_j / c) of it. Query
     head h uses key/value head h // (H / G). The step's own keys and values are already in the
     cache. An output row depends on nothing but its own sequence.
 
@@ -51,7 +53,8 @@ def paged_attention(
 
     Shapes: queries (T, H, E), slopes and sinks (H,) -> (T, H, E) in queries.dtype.
     Source: arXiv 1706.03762, eq. 1; paging arXiv 2309.06180; soft-capping arXiv 2408.00118,
-    section 2; slopes arXiv 2108.12409, section 3; sinks arXiv 2508.10925, section 2.2.
+    section 2; slopes arXiv 2108.12409, section 3; sinks arXiv 2508.10925, section 2.2;
+    chunks: Llama 4's module in transformers.
     """
     raise NotImplementedError
 

@@ -120,6 +120,13 @@ def llama4_rotates(config: ModelConfig, num_layers: int) -> list[bool]:
 
 
 def llama4_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
-    """Chunks in layers with rotary embeddings: at most as much as a window of that size."""
+    """Chunks, which are at most as much as windows of that size: as `layer_types` says, or in
+    layers with rotary embeddings.
+    """
     chunk = config.optional_integer("attention_chunk_size")
-    return [chunk if rotates else None for rotates in llama4_rotates(config, num_layers)]
+    if "attention_chunk_size" not in config.values:  # transformers' default; null is "no chunks"
+        chunk = 8192
+    types = config.layer_types(num_layers, (GLOBAL, "chunked_attention"))
+    if types is None:
+        return [chunk if rotates else None for rotates in llama4_rotates(config, num_layers)]
+    return [None if one == GLOBAL else chunk for one in types]

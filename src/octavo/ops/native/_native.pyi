@@ -184,6 +184,7 @@ class Tape:
         heads: int,
         softmax_scale: float,
         window: int,
+        chunk: int,
         softcap: float,
         slopes: np.ndarray | None,
         sinks: np.ndarray | None,

@@ -146,6 +146,7 @@ def paged_attention(
     *,
     softmax_scale: float,
     window: int | None,
+    chunk: int | None = None,
     softcap: float | None = None,
     slopes: Sequence[float] | None = None,
     sinks: torch.Tensor | None = None,
@@ -155,6 +156,7 @@ def paged_attention(
     _, block_size, kv_heads, head_dim = cache.keys.shape
     key = PlanKey(
         window=window,
+        chunk=chunk,
         block_size=block_size,
         queries_per_kv=queries.shape[1] // kv_heads,
         token_bytes=kv_heads * head_dim * cache.keys.element_size(),
@@ -205,6 +207,7 @@ def latent_attention(
     vectors = cache.vectors
     key = PlanKey(
         window=None,
+        chunk=None,
         block_size=vectors.shape[1],
         queries_per_kv=queries.shape[1],
         token_bytes=vectors.shape[2] * vectors.element_size(),

@@ -44,6 +44,7 @@ class PlanKey(NamedTuple):
     """
 
     window: int | None
+    chunk: int | None
     block_size: int
     queries_per_kv: int
     token_bytes: int
@@ -163,7 +164,15 @@ class Planner:
         return AttentionPlan(decode, chunks, max(keys.count * keys.length for keys in copies))
 
     def _first_visible(self, position: int) -> int:
-        return 0 if self.key.window is None else max(0, position - self.key.window + 1)
+        return int(self._first_visible_of(np.array(position)))
+
+    def _first_visible_of(self, positions: np.ndarray) -> np.ndarray:
+        """The first token that a query at each of these positions sees."""
+        window, chunk = self.key.window, self.key.chunk
+        first: np.ndarray = np.zeros_like(positions)
+        if window is not None:
+            first = np.maximum(positions - window + 1, 0)
+        return first if chunk is None else np.maximum(first, positions // chunk * chunk)
 
     def _tiles(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         """Tiles as [start, stop), over positions [first, stop); the first one without what only
@@ -282,9 +291,8 @@ class Planner:
         for row in range(1, count):
             on_path[row] |= on_path[parents[row]]
         positions = self.host.positions[start:stop]
-        window = context if self.key.window is None else self.key.window
         cached = np.concatenate([np.arange(context - count), positions])
-        visible: np.ndarray = cached > positions[:, None] - window
+        visible: np.ndarray = cached >= self._first_visible_of(positions)[:, None]
         visible[:, context - count :] &= on_path
         return _Tree(visible, cached, positions)
 
@@ -312,12 +320,16 @@ class Planner:
         """Cut the queries that see keys [first_key, last_key) where masks begin and end."""
         window = context if self.key.window is None else self.key.window
         low, high = max(origin, first_key), min(context, last_key - 1 + window)
-        cuts = {low, high, last_key - 1, first_key + window}
+        cuts = {low, last_key - 1, first_key + window}
+        if (chunk := self.key.chunk) is not None:
+            high = min(high, ((last_key - 1) // chunk + 1) * chunk)
+            cuts |= set(range(low // chunk * chunk, high, chunk))
+        cuts.add(high)
         edges = sorted(p for p in cuts if low <= p <= high)
         for begin, end in pairwise(edges):
             queries = np.arange(begin, end)[:, None]
             keys = first_key + np.arange(length)[None, :]
-            visible = (keys <= queries) & (keys > queries - window)
+            visible = (keys <= queries) & (keys >= self._first_visible_of(queries))
             yield Segment(
                 start=begin - origin,
                 stop=end - origin,
