@@ -117,7 +117,8 @@ void add_cache(const Machine& machine, const Results& results, const std::string
 
 struct Shape {
   const char* name;
-  int64_t heads, kv_heads, head_dim, block_size, window;
+  int64_t heads, kv_heads, head_dim, block_size;
+  Reach reach;
   float softcap;
   bool has_slopes_and_sinks;
 };
@@ -135,12 +136,13 @@ void add_attention(const Machine& machine, const Results& results) {
       {"i8", KVFormat::i8, KVFormat::i8},    {"f8", KVFormat::f8e4m3, KVFormat::f8e4m3},
       {"i4", KVFormat::i4, KVFormat::i4},    {"i8-i4", KVFormat::i8, KVFormat::i4}};
   constexpr Shape kShapes[] = {
-      {"grouped", 6, 2, 64, 16, 0, 0.0f, false},
-      {"one-kv-head", 9, 1, 24, 32, 0, 0.0f, false},
-      {"odd-blocks-softcap", 2, 2, 40, 7, 0, 20.0f, false},
-      {"window", 4, 2, 16, 16, 100, 0.0f, false},
-      {"slopes-and-sinks", 6, 2, 24, 16, 0, 0.0f, true},
-      {"large-heads", 2, 1, 256, 16, 0, 0.0f, false},
+      {"grouped", 6, 2, 64, 16, {}, 0.0f, false},
+      {"one-kv-head", 9, 1, 24, 32, {}, 0.0f, false},
+      {"odd-blocks-softcap", 2, 2, 40, 7, {}, 20.0f, false},
+      {"window", 4, 2, 16, 16, {100, 0}, 0.0f, false},
+      {"chunks", 4, 2, 16, 16, {0, 48}, 0.0f, false},
+      {"slopes-and-sinks", 6, 2, 24, 16, {}, 0.0f, true},
+      {"large-heads", 2, 1, 256, 16, {}, 0.0f, false},
   };
   constexpr float kSlopes[] = {0.5f, 0.25f, 0.125f, 0.0625f, 0.7071067f, 0.3535534f};
   constexpr float kSinks[] = {0.0f, 1.5f, -3.0f, 20.0f, 0.3f, -0.7f};
@@ -168,7 +170,7 @@ void add_attention(const Machine& machine, const Results& results) {
           {{keys, kv_columns}, {values, kv_columns}}, {{queries, columns}}, columns,
           [&](Tape& tape, Ref k, Ref v) { tape.write_kv(k, v, cache); },
           [&](Tape& tape, const std::vector<Ref>& q) {
-            return tape.attention(q[0], cache, shape.heads, 0.2f, shape.window, shape.softcap,
+            return tape.attention(q[0], cache, shape.heads, 0.2f, shape.reach, shape.softcap,
                                   slopes, sinks);
           });
     }
