@@ -107,7 +107,7 @@ BLOCKS = {
     "Q5_K": Format("q8", "min", "k8"),
     "Q6_K": Format("q8", None, "k8", 16),
 }
-"""GGUF's types of blocks, in the order of csrc/pack.h, and what loses nothing of each."""
+"""GGUF's types of blocks, in the order of csrc/stored_rows.h, and what loses nothing of each."""
 
 STORED_TYPES = ("float32", "bfloat16", "float16", *BLOCKS, "codes")
 """In the order of csrc/stored_rows.h's StoredType."""
