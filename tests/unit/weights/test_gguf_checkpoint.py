@@ -10,7 +10,9 @@ import pytest
 
 from octavo.core.errors import ConfigError
 from octavo.weights import TensorSpec, open_checkpoint
+from octavo.weights.attention_windows import llama4_windows
 from octavo.weights.gguf_checkpoint import GGUFCheckpoint
+from octavo.weights.model_config import ModelConfig
 from octavo.weights.safetensors_folder import SafetensorsFolder
 from support.checkpoints import CHATML_TEMPLATE, SPECIAL_TOKENS, make_checkpoint
 from support.gguf_files import write_gguf
@@ -330,3 +332,30 @@ def test_a_tensor_that_the_architecture_lacks_keeps_its_name(tmp_path: Path) -> 
     assert checkpoint.name == "a"
     with pytest.raises(ConfigError, match=r"has no tensor 'model\.norm\.weight'"):
         checkpoint.read("model.norm.weight")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "chunk", "rotates"),
+    [({}, 8192, [1, 1, 1, 0]), ({"llama4.attention.sliding_window": 0}, None, [1, 1, 1, 1])],
+)
+def test_llama_4_has_the_pattern_that_llama_cpp_knows(
+    metadata: dict[str, Any], chunk: int | None, rotates: list[int], tmp_path: Path
+) -> None:
+    folder = make_checkpoint("llama4_text", tmp_path / "model")
+    config = convert(folder, tmp_path, metadata=metadata).config
+    assert config["attention_chunk_size"] == chunk
+    assert config["no_rope_layers"] == rotates
+    assert llama4_windows(ModelConfig(config), 4) == [chunk if one else None for one in rotates]
+
+
+def test_sizes_of_latent_attention_must_fit(tmp_path: Path) -> None:
+    folder = make_checkpoint("deepseek_v3", tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"key_length_mla is 16, of which 16 .* have positions"):
+        convert(folder, tmp_path, metadata={"deepseek2.attention.key_length_mla": 16})
+
+
+def test_experts_must_be_as_many_as_announced(tmp_path: Path) -> None:
+    """Else their names stay what they are, and the model lacks them."""
+    folder = make_checkpoint("mixtral", tmp_path / "model")
+    checkpoint = convert(folder, tmp_path, metadata={"llama.expert_count": 5})
+    assert "blk.0.ffn_gate_exps.weight" in checkpoint.tensors
