@@ -16,7 +16,7 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from octavo.config import Config, ModelConfig
 from octavo.core.clock import monotonic
 from octavo.core.dtypes import plain_kv_dtype
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import KVFormat, ModelSpec
+from octavo.core.model_spec import KVFormat
 from octavo.decisions import (
     Decision,
     asked_length,
@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from octavo.engine.recording import RecordedScheduler
     from octavo.executor.base import Executor
     from octavo.models.causal_lm import CausalLM
-    from octavo.ops.backend import Backend, WeightPlan
+    from octavo.models.engine_model import EngineModel
+    from octavo.ops.backend import Backend, KVShape, WeightFormats
     from octavo.ops.op import Choice
     from octavo.runner.model_runner import ModelRunner
     from octavo.scheduler.scheduler import Scheduler
@@ -146,15 +147,16 @@ def build_engine(
     from octavo.executor.local import LocalExecutor
     from octavo.kvcache.sizing import decide_num_blocks
     from octavo.models.kv_factors import factors_of_cache
-    from octavo.models.loader import load_weights, make_rope_tables, plan_weights
-    from octavo.models.registry import build_model
-    from octavo.ops.backend import load_backend
+    from octavo.models.registry import engine_model
+    from octavo.ops.backend import backend_name, load_backend
     from octavo.runner.model_runner import ModelRunner
     from octavo.sampling.sampler import Sampler
 
-    model = build_model(checkpoint.config)
+    model = engine_model(checkpoint.config)
     backend = load_backend(
-        config.backend.backend, device=config.backend.device, threads=config.backend.threads
+        backend_name(config.backend.backend, model.only_backend, model.family),
+        device=config.backend.device,
+        threads=config.backend.threads,
     )
     stored_dtype = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
     dtype, dtype_reason = backend.resolve_dtype(config.model.dtype, stored_dtype)
@@ -180,31 +182,31 @@ def build_engine(
                 ),
             ),
         )
-    weights = plan_weights(model, checkpoint, backend, dtype, quantization)
+    weights = model.plan_weights(checkpoint, backend, dtype, quantization)
     kv_dtype, kv_reason = backend.resolve_kv_dtype(
         plain_kv_dtype(config.cache.kv_cache_dtype), dtype, weights
     )
     kv_format = KVFormat(kv_dtype)
-    shapes = model.spec.kv_shapes
-    factors = factors_of_cache(checkpoint, model.spec, kv_format)
+    shapes = model.kv_shapes
+    factors = factors_of_cache(checkpoint, shapes, kv_format)
     if factors is not None:
         kv_reason += ", with the checkpoint's scales"
     if speculation is not None:
         shapes += speculation.kv_heads
     sizing = decide_num_blocks(
-        model.spec.max_position,
+        model.max_position,
         block_size=config.cache.block_size,
         block_bytes=backend.kv_block_bytes(config.cache.block_size, shapes, kv_format),
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         free_memory_bytes=_left_by_weights(weights, backend),
         memory_share=memory_share(config.cache, backend.device),
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=asked_length(config.model, model.spec.max_position),
+        max_model_len=asked_length(config.model, model.max_position),
     )
     budget, budget_reason = step_budget(config.scheduler, backend.device, sizing.max_model_len)
-    load_weights(model, weights, progress)
+    weights.load(progress)
     checkpoint.release_pages()
-    make_rope_tables(model, backend, sizing.max_model_len)
+    model.prepare(backend, sizing.max_model_len)
     runner = ModelRunner(
         model,
         backend if probe is None else probe.on_backend(backend),
@@ -231,6 +233,7 @@ def build_engine(
     loop = _loop(config, executor, settings)
     decisions = (
         *_parts(checkpoint),
+        *_module_decision(model),
         Decision("device", backend.device, backend.describe()),
         Decision(
             "weights",
@@ -242,7 +245,7 @@ def build_engine(
         Decision(
             "KV cache", f"{sizing.num_blocks * config.cache.block_size} tokens", sizing.reason
         ),
-        Decision("KV cache dtype", kv_dtype, kv_reason + _capacity(model.spec, kv_format)),
+        Decision("KV cache dtype", kv_dtype, kv_reason + _capacity(model.kv_shapes, kv_format)),
         *reservation(config.cache, sizing.num_blocks, sizing.max_model_len),
         *speculation_decisions(config.speculation.parsed),
     )
@@ -373,7 +376,19 @@ def _build_in_child(
     return build()
 
 
-def _formats(weights: WeightPlan) -> str:
+def _module_decision(model: EngineModel) -> tuple[Decision, ...]:
+    """Of a model that no family of Octavo's computes."""
+    if model.module is None:
+        return ()
+    reason = (
+        "Octavo has no family for it, so transformers computes all but attention and cache, on the "
+        "torch backend: a step takes up to 1.4 times as long as a family's there, and on CPUs 1.5 "
+        "to 5 times as long as a family's on the native one"
+    )
+    return (Decision("model", model.module, reason),)
+
+
+def _formats(weights: WeightFormats) -> str:
     """What the weights are stored in, what most of them are first."""
     sizes: Counter[str] = Counter()
     for name, num_bytes in zip(weights.formats, weights.num_bytes, strict=True):
@@ -381,14 +396,14 @@ def _formats(weights: WeightPlan) -> str:
     return ", ".join(name for name, _ in sizes.most_common())
 
 
-def _capacity(spec: ModelSpec, kv_format: KVFormat) -> str:
+def _capacity(shapes: Sequence[KVShape], kv_format: KVFormat) -> str:
     """What a small format gains, as the end of a reason."""
-    plain = KVFormat("bfloat16")
-    gain = spec.kv_bytes_per_token(plain) / spec.kv_bytes_per_token(kv_format)
+    plain, small = (sum(map(one.token_bytes, shapes)) for one in (KVFormat("bfloat16"), kv_format))
+    gain = plain / small
     return f"; {gain:.1f} times the tokens of bfloat16 in the same memory" if gain > 1 else ""
 
 
-def _left_by_weights(weights: WeightPlan, backend: Backend) -> int:
+def _left_by_weights(weights: WeightFormats, backend: Backend) -> int:
     """Free memory less what the weights will take."""
     needed_bytes, free_bytes = sum(weights.num_bytes), backend.free_memory_bytes()
     if needed_bytes > free_bytes:
@@ -408,7 +423,7 @@ def _left_by_weights(weights: WeightPlan, backend: Backend) -> int:
 def _fingerprint(
     checkpoint: Checkpoint,
     config: Config,
-    weights: WeightPlan,
+    weights: WeightFormats,
     kv_dtype: str,
     choices: Iterable[Choice],
 ) -> str:

@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 from support.backends import cpu_backend, native_backend
-from support.checkpoints import EXPERT_FAMILIES, FAMILIES, VOCAB_SIZE, make_checkpoint
+from support.checkpoints import (
+    EXPERT_FAMILIES,
+    FAMILIES,
+    FOREIGN_FAMILIES,
+    VOCAB_SIZE,
+    make_checkpoint,
+)
 from support.forward import Forward, load_model
 from support.oracle import load_oracle, oracle_logits
 
@@ -24,7 +30,7 @@ TOKENS = np.random.default_rng(1).integers(VOCAB_SIZE, size=LONGEST).tolist()
 TOLERANCE = 2e-4  # of logits of about 10; float32, other orders of summation
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{family: (family, {}) for family in (*FAMILIES, *EXPERT_FAMILIES)},
+    **{family: (family, {}) for family in (*FAMILIES, *EXPERT_FAMILIES, *FOREIGN_FAMILIES)},
     "llama tied": ("llama", {"tie_word_embeddings": True}),
     "llama with biases": ("llama", {"attention_bias": True}),
     "llama, one kv head": ("llama", {"num_key_value_heads": 1}),
@@ -143,8 +149,8 @@ FORMATS = [  # weights and cache, and how far logits may be off
     ("torch", {"dtype": "bfloat16"}, "bfloat16", 0.04),
 ]
 MATRIX = [
-    *(("native", variant) for variant in VARIANTS),
-    *(("torch", family) for family in (*FAMILIES, *EXPERT_FAMILIES)),
+    *(("native", variant) for variant in VARIANTS if variant not in FOREIGN_FAMILIES),
+    *(("torch", family) for family in (*FAMILIES, *EXPERT_FAMILIES, *FOREIGN_FAMILIES)),
     ("torch", "llama4, chunks and temperature"),
 ]
 

@@ -51,6 +51,17 @@ EXPERT_FAMILIES = (
     "llama4_text",
 )
 """Of mixtures of experts."""
+FOREIGN_FAMILIES = (
+    "arcee",
+    "ernie4_5_moe",
+    "exaone4",
+    "gptj",
+    "helium",
+    "minicpm3",
+    "seed_oss",
+    "vaultgemma",
+)
+"""That Octavo has no file for: they run as transformers' modules."""
 
 VOCAB_SIZE = 320
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2
@@ -193,6 +204,39 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "smollm3": {"num_hidden_layers": 4},
     "glm": {"head_dim": 24},
     "glm4": {"head_dim": 24},
+    "arcee": {"tie_word_embeddings": True},
+    "ernie4_5_moe": {
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_num_shared_experts": 1,
+        "moe_intermediate_size": 32,
+        "moe_layer_start_index": 1,
+        "num_hidden_layers": 3,
+    },
+    "exaone4": {
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "gptj": {"rotary_dim": 8, "n_inner": 96},
+    "helium": {"head_dim": 16},
+    "minicpm3": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+    },
+    "seed_oss": {"head_dim": 24, "attention_bias": True, "attention_out_bias": True},
+    "vaultgemma": {
+        "head_dim": 24,
+        "num_hidden_layers": 4,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 24,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 30.0,
+    },
     "gemma3_text": {
         "head_dim": 24,
         "num_hidden_layers": 4,
@@ -228,7 +272,7 @@ def make_checkpoint(
     config = AutoConfig.for_model(family, **(_COMMON | _FAMILY[family] | config_overrides))
     model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)
-    gemma = family.startswith("gemma")
+    gemma = "gemma" in family
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)

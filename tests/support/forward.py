@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from octavo.core.model_spec import KVFormat, LatentShape
-from octavo.models.causal_lm import CausalLM
-from octavo.models.loader import load_weights, make_rope_tables, plan_weights
-from octavo.models.registry import build_model
+from octavo.models.engine_model import EngineModel
+from octavo.models.registry import engine_model
 from octavo.ops import write_kv, write_latent
 from octavo.ops.backend import Backend
 from octavo.ops.batch import HostBatch, KVLayer
@@ -29,13 +28,13 @@ def load_model(
     dtype: str = "float32",
     quantization: str | None = None,
     num_positions: int | None = None,
-) -> CausalLM:
+) -> EngineModel:
     """The model with its weights on `backend`. dtype: a name, or "stored"."""
     checkpoint = open_checkpoint(str(source)) if isinstance(source, str | Path) else source
-    model = build_model(checkpoint.config)
+    model = engine_model(checkpoint.config)
     backend.choose(dtype, {})
-    load_weights(model, plan_weights(model, checkpoint, backend, dtype, quantization))
-    make_rope_tables(model, backend, num_positions or model.max_position)
+    model.plan_weights(checkpoint, backend, dtype, quantization).load()
+    model.prepare(backend, num_positions or model.max_position)
     return model
 
 
@@ -52,7 +51,7 @@ class CachedSequence:
 class Forward:
     """A model with a KV cache of its own, full of NaN: what was never written must not count."""
 
-    model: CausalLM
+    model: EngineModel
     backend: Backend
     num_blocks: int = 128
     block_size: int = 16
@@ -61,7 +60,7 @@ class Forward:
 
     def __post_init__(self) -> None:
         backend = self.backend
-        shapes = self.model.spec.kv_shapes
+        shapes = self.model.kv_shapes
         self.kv_layers = backend.allocate_kv(
             self.num_blocks, self.block_size, shapes, KVFormat(self.kv_dtype)
         )

@@ -72,13 +72,15 @@ def test_the_engines_process_is_started_before_the_http_side_is_loaded() -> None
     assert {"asyncio", "starlette", "uvicorn", "pydantic", "jinja2"}.isdisjoint(loaded)
 
 
-def test_nothing_but_the_torch_backend_and_training_needs_torch() -> None:
+def test_nothing_but_the_torch_backend_training_and_transformers_modules_needs_torch() -> None:
     """Every module of Octavo is imported with torch blocked."""
     code = """
 import importlib, pkgutil, sys
 sys.modules["torch"] = None
 import octavo
-with_torch = ("octavo.ops.torch", "octavo.speculative.training.")
+with_torch = (
+    "octavo.models.through_transformers.", "octavo.ops.torch", "octavo.speculative.training."
+)
 names = [m.name for m in pkgutil.walk_packages(octavo.__path__, "octavo.")
          if not m.name.startswith(with_torch) and not m.name.endswith("__main__")]
 for name in names:

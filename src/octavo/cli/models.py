@@ -7,6 +7,12 @@ import json
 from octavo.models.registry import families
 from octavo.weights.gguf_architectures import GGUF_ARCHITECTURES
 
+_BELOW = """
+Tests compare the logits of tiny random checkpoints in float32, on both backends, within 2e-4.
+
+Other decoders run as transformers' modules, with Octavo's attention and cache, on the torch backend
+(pip install 'octavo[transformers]'). What can't be run so is refused at start, by name."""
+
 
 def models(*, as_json: bool) -> None:
     """Print a line for each family."""
@@ -37,7 +43,4 @@ def models(*, as_json: bool) -> None:
     for row in [{**titles, "verified": "verified by"}, *rows]:
         cells = [f"{row[key] or '-':{width}}" for key, width in widths.items()]
         print("  ".join([*cells, row["verified"] or ""]))
-    print(
-        "\nTests compare the logits of tiny random checkpoints in float32, on both backends, within"
-        " 2e-4."
-    )
+    print(_BELOW)

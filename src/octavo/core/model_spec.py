@@ -52,6 +52,12 @@ class KVFormat:
         """One head's key and value of one token."""
         return self.key_bytes(head_dim) + self.value_bytes(head_dim)
 
+    def token_bytes(self, shape: tuple[int, int] | LatentShape) -> int:
+        """What one layer caches of a token: keys and values (G, E), or a latent vector."""
+        if isinstance(shape, LatentShape):
+            return self.key_bytes(sum(shape))
+        return shape[0] * self.bytes_per_pair(shape[1])
+
 
 def _vector_bytes(dtype: str, head_dim: int) -> int:
     if dtype == "int4":

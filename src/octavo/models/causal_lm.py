@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from octavo.core.model_spec import ModelSpec
 from octavo.layers.attention import Attention
@@ -14,7 +15,12 @@ from octavo.layers.head import Head
 from octavo.layers.layer import Layer, num_vector_parameters
 from octavo.layers.norm import Norm
 from octavo.layers.rope import PositionTable, RopeTable
+from octavo.models.loader import load_weights, make_rope_tables, plan_weights
+from octavo.models.stored_piece import Checkpoint
 from octavo.ops import Array, BatchContext
+
+if TYPE_CHECKING:
+    from octavo.ops.backend import Backend, KVShape, WeightPlan
 
 _T = TypeVar("_T")
 
@@ -22,14 +28,37 @@ _T = TypeVar("_T")
 _KV_SCALES = ("*.self_attn.*[kvq]_scale",)
 
 
+@dataclass(frozen=True)
+class _Weights:
+    """`octavo.models.engine_model.ModelWeights`."""
+
+    model: CausalLM
+    plan: WeightPlan
+
+    @property
+    def num_bytes(self) -> tuple[int, ...]:
+        return self.plan.num_bytes
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        return self.plan.formats
+
+    def load(self, progress: Callable[[int, int], None] | None = None) -> None:
+        load_weights(self.model, self.plan, progress)
+
+
 class CausalLM(Layer):
-    """A decoder, from token ids to logits. Has no arrays until `load_weights` gives it some.
+    """An `octavo.models.engine_model.EngineModel` of a family that Octavo has. Has no arrays
+    until `load_weights` gives it some.
 
     family: the model type. context: positions that its config names. positions, embedding_norm:
     what embeddings go through before the first block. ignored: patterns (fnmatch) of checkpoint
     tensors that are copies or derived from the config, and may be left unread. renames: as of
     `models.loader.Weighted`.
     """
+
+    module: str | None = None
+    only_backend: str | None = None
 
     def __init__(
         self,
@@ -103,6 +132,26 @@ class CausalLM(Layer):
     def logits(self, hidden: Array, rows: Array) -> Array:
         """hidden (T, D), rows (R,) int64: those wanted -> (R, V), in the model's dtype."""
         return self.head(hidden, rows)
+
+    def plan_weights(
+        self, checkpoint: Checkpoint, backend: Backend, dtype: str, quantization: str | None = None
+    ) -> _Weights:
+        return _Weights(self, plan_weights(self, checkpoint, backend, dtype, quantization))
+
+    def prepare(self, backend: Backend, num_positions: int) -> None:
+        make_rope_tables(self, backend, num_positions)
+
+    @property
+    def kv_shapes(self) -> list[KVShape]:
+        return self.spec.kv_shapes
+
+    @property
+    def vocab_size(self) -> int:
+        return self.embedding.table.shape[0]
+
+    @property
+    def num_parameters(self) -> int:
+        return self.spec.num_parameters
 
     @property
     def spec(self) -> ModelSpec:

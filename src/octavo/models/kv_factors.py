@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import KVFormat, LatentShape, ModelSpec
+from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.models.stored_piece import Checkpoint
+from octavo.ops.backend import KVShape
 
 # As compressed-tensors and vLLM name them (self_attn.k_scale), NVIDIA's Model Optimizer
 # (self_attn.k_proj.k_scale), and older files with one for both (self_attn.kv_scale).
@@ -16,14 +17,14 @@ _NAME = re.compile(r"(?:.*\.)?layers\.(\d{1,9})\.self_attn\.(?:[kv]_proj\.|attn\
 
 
 def factors_of_cache(
-    checkpoint: Checkpoint, spec: ModelSpec, kv_format: KVFormat
+    checkpoint: Checkpoint, shapes: Sequence[KVShape], kv_format: KVFormat
 ) -> list[tuple[float, float]] | None:
-    """`kv_factors` for a cache of this model in this format; None if it takes none, as latent
+    """`kv_factors` for a cache of these layers in this format; None if it takes none, as latent
     vectors don't.
     """
-    if not kv_format.has_fp8 or any(isinstance(shape, LatentShape) for shape in spec.kv_shapes):
+    if not kv_format.has_fp8 or any(isinstance(shape, LatentShape) for shape in shapes):
         return None
-    return kv_factors(checkpoint, len(spec.layers))
+    return kv_factors(checkpoint, len(shapes))
 
 
 def kv_factors(checkpoint: Checkpoint, num_layers: int) -> list[tuple[float, float]] | None:

@@ -10,12 +10,12 @@ import numpy as np
 
 from octavo.core.errors import ConfigError
 from octavo.layers.layer import Layer, Weight
-from octavo.models.causal_lm import CausalLM
 from octavo.models.stored_piece import Checkpoint, StoredPiece
 from octavo.ops.backend import WeightRequest
 from octavo.quantization.grouped import GroupedTensor
 
 if TYPE_CHECKING:
+    from octavo.models.causal_lm import CausalLM
     from octavo.ops.backend import Backend, WeightPlan
 
 MAX_NAMES = 5
@@ -155,7 +155,7 @@ def _check(model: Weighted, weights: Iterable[Weight], checkpoint: Checkpoint) -
         if name not in wanted and not any(fnmatchcase(name, p) for p in model.ignored)
     ]
     kinds = {"missing": missing, "unexpected": unexpected, "wrong shape": misshapen}
-    faults = "; ".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
+    faults = "; ".join(f"{kind}: {listed(names)}" for kind, names in kinds.items() if names)
     if faults:
         raise ConfigError(
             f"the tensors of {checkpoint.name} are not those of its config ({model.family}):"
@@ -163,7 +163,8 @@ def _check(model: Weighted, weights: Iterable[Weight], checkpoint: Checkpoint) -
         )
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """A part of a message: the first of them, and how many more there are."""
     shown = ", ".join(names[:MAX_NAMES])
     rest = len(names) - MAX_NAMES
     return f"{shown} ... and {rest} more" if rest > 0 else shown

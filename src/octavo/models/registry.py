@@ -11,6 +11,7 @@ from typing import Any
 import octavo.models
 from octavo.core.errors import ConfigError, InvariantError
 from octavo.models.causal_lm import CausalLM
+from octavo.models.engine_model import EngineModel
 from octavo.weights.model_config import ModelConfig
 
 Builder = Callable[[ModelConfig], CausalLM]
@@ -68,15 +69,40 @@ def build_model(config: Mapping[str, Any]) -> CausalLM:
 
     Raises ConfigError for an unknown architecture, or a config that contradicts itself.
     """
-    known = architectures()
-    named = config.get("architectures") or [None]
-    architecture = named[0] if isinstance(named, list) else named
-    family = _ARCHITECTURES.get(architecture) if architecture is not None else None
-    if architecture is None:
-        family = _MODEL_TYPES.get(str(config.get("model_type")))
+    family, asked = _family(config)
     if family is None:
-        asked = architecture or f"model_type {config.get('model_type')!r}"
         raise ConfigError(
-            f"architecture {asked} is not built yet; those that are: {', '.join(known)}"
+            f"architecture {asked} is not built yet; those that are: {', '.join(architectures())}"
         )
     return family.build(ModelConfig(config))
+
+
+def engine_model(config: Mapping[str, Any]) -> EngineModel:
+    """As `build_model`, and for an architecture that no family here has, the module of transformers
+    with Octavo's attention. Raises ConfigError where that can't be, too.
+    """
+    family, asked = _family(config)
+    if family is not None:
+        return family.build(ModelConfig(config))
+    try:
+        from octavo.models.through_transformers.model import build
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("torch", "transformers"):
+            raise
+        raise ConfigError(
+            f"architecture {asked} is none of Octavo's (`octavo models` lists them). It may run as "
+            f"transformers' module, which needs {package}: pip install 'octavo[transformers]'"
+        ) from None
+    return build(config)
+
+
+def _family(config: Mapping[str, Any]) -> tuple[Family | None, str]:
+    """That builds the model, if there is one, and what the config asks for."""
+    architectures()
+    named = config.get("architectures") or [None]
+    architecture = named[0] if isinstance(named, list) else named
+    if architecture is None:
+        model_type = config.get("model_type")
+        return _MODEL_TYPES.get(str(model_type)), f"model_type {model_type!r}"
+    return _ARCHITECTURES.get(architecture), str(architecture)

@@ -77,8 +77,8 @@ class WeightRequest:
     offset: float = 0.0
 
 
-class WeightPlan(Protocol):
-    """How the weights of a model will be held; nothing is read yet."""
+class WeightFormats(Protocol):
+    """In what the weights of a model will be held."""
 
     @property
     def num_bytes(self) -> tuple[int, ...]:
@@ -91,6 +91,10 @@ class WeightPlan(Protocol):
         determine every value.
         """
         ...
+
+
+class WeightPlan(WeightFormats, Protocol):
+    """How the weights of a model will be held; nothing is read yet."""
 
     def load(self) -> Iterator[tuple[Array, ...]]:
         """Each weight on the device, in the order of the requests: an array for each of its roles,
@@ -155,7 +159,7 @@ class Backend(Protocol):
         """A copy in host memory. Conformance tests see by it what ops return."""
         ...
 
-    def resolve_kv_dtype(self, asked: str, dtype: str, weights: WeightPlan) -> tuple[str, str]:
+    def resolve_kv_dtype(self, asked: str, dtype: str, weights: WeightFormats) -> tuple[str, str]:
         """How the KV cache stores values, as `KVFormat` names it, and the reason.
 
         asked: the --kv-cache-dtype flag (`plain_kv_dtype`), "auto" included. dtype: from
@@ -209,6 +213,17 @@ def load_backend(name: str, *, device: str = "auto", threads: int | None = None)
     if name == "native":
         return _load_native(device, threads)
     raise ConfigError(f"unknown backend {name!r}; use auto, native or torch")
+
+
+def backend_name(asked: str, only: str | None, family: str) -> str:
+    """For `load_backend`. only: the backend that the model needs, if it needs one. Raises
+    ConfigError if another was asked for.
+    """
+    if only is not None and asked not in ("auto", only):
+        raise ConfigError(
+            f"--backend {asked}: {family} runs on the {only} backend alone; leave it out"
+        )
+    return only or asked
 
 
 def cpu_threads(asked: int | None) -> int:

@@ -10,9 +10,8 @@ from octavo.config import Config
 from octavo.core.dtypes import plain_kv_dtype
 from octavo.core.model_spec import KVFormat
 from octavo.models.kv_factors import factors_of_cache
-from octavo.models.loader import load_weights, make_rope_tables, plan_weights
-from octavo.models.registry import build_model
-from octavo.ops.backend import load_backend
+from octavo.models.registry import engine_model
+from octavo.ops.backend import backend_name, load_backend
 from octavo.runner.batch import whole_sequences
 from octavo.weights import Checkpoint
 
@@ -30,22 +29,24 @@ class BareModel:
 
     def __init__(self, checkpoint: Checkpoint, config: Config, window: int) -> None:
         """window: tokens of the longest. Raises ConfigError as an engine does."""
-        model = build_model(checkpoint.config)
+        model = engine_model(checkpoint.config)
         backend = load_backend(
-            config.backend.backend, device=config.backend.device, threads=config.backend.threads
+            backend_name(config.backend.backend, model.only_backend, model.family),
+            device=config.backend.device,
+            threads=config.backend.threads,
         )
         stored = checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype")
         dtype, _ = backend.resolve_dtype(config.model.dtype, str(stored or ""))
         backend.choose(dtype, config.backend.kernels)
-        plan = plan_weights(model, checkpoint, backend, dtype, config.model.quantization)
+        plan = model.plan_weights(checkpoint, backend, dtype, config.model.quantization)
         asked = plain_kv_dtype(config.cache.kv_cache_dtype)
         kv_format = KVFormat(backend.resolve_kv_dtype(asked, dtype, plan)[0])
-        load_weights(model, plan)
+        plan.load()
         checkpoint.release_pages()
-        make_rope_tables(model, backend, window)
+        model.prepare(backend, window)
         self._block_size = block_size = config.cache.block_size
-        shapes, num_blocks = model.spec.kv_shapes, -(-window // block_size)
-        factors = factors_of_cache(checkpoint, model.spec, kv_format)
+        shapes, num_blocks = model.kv_shapes, -(-window // block_size)
+        factors = factors_of_cache(checkpoint, shapes, kv_format)
         self._kv_layers = backend.allocate_kv(num_blocks, block_size, shapes, kv_format, factors)
         self._backend = backend
         self._forward = backend.compile(model.forward)
@@ -53,7 +54,7 @@ class BareModel:
         self.machine = backend.describe()
         self.formats = plan.formats
         self.kv_dtype = kv_format.dtype
-        self.num_parameters = model.spec.num_parameters
+        self.num_parameters = model.num_parameters
         self.weight_bytes = sum(plan.num_bytes)
         block_bytes = backend.kv_block_bytes(block_size, shapes, kv_format)
         self.kv_bytes = block_bytes / block_size

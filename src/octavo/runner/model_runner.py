@@ -10,7 +10,7 @@ from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import InvariantError
 from octavo.core.model_spec import KVFormat
 from octavo.core.step import ScheduledStep, SequenceOutput, StepOutput, TokenLogprobs
-from octavo.models.causal_lm import CausalLM
+from octavo.models.engine_model import EngineModel
 from octavo.ops import Array, BatchContext, copy_blocks, move_kv, non_finite_rows, split_columns
 from octavo.ops.backend import Backend
 from octavo.ops.batch import HostBatch
@@ -29,7 +29,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: EngineModel,
         backend: Backend,
         sampler: Sampler,
         *,
@@ -56,7 +56,7 @@ class ModelRunner:
         self._vocab_size = vocab_size
         self._backend = backend
         self._block_size = block_size
-        shapes = model.spec.kv_shapes
+        shapes = model.kv_shapes
         self._num_model_layers = len(shapes)
         if speculation is not None:
             shapes += speculation.kv_heads

@@ -66,6 +66,7 @@ def build_eagle3(options: Options, target: Target) -> Eagle:
 
 
 def _build(method: str, options: Options, target: Target) -> Eagle:
+    decoder = target.decoder(method)
     name = head_name(options, target)
     checkpoint = target.open_model(name)
     config = ModelConfig(checkpoint.config)
@@ -79,11 +80,11 @@ def _build(method: str, options: Options, target: Target) -> Eagle:
     if token_ids is not None:
         num_rows = len(token_ids)
         if LM_HEAD not in view.tensors:
-            view.take_target_head(target.checkpoint, target.model, token_ids)
+            view.take_target_head(target.checkpoint, decoder, token_ids)
     elif is_eagle3 and LM_HEAD in view.tensors:
         num_rows = config.integer("vocab_size")
     make = Eagle3Head if is_eagle3 else Eagle1Head
-    head = make(config, view.tensors, target.model, num_rows)
+    head = make(config, view.tensors, decoder, num_rows)
     load_head(head, view, target)
     return Eagle(
         method,

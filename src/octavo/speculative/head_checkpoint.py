@@ -40,7 +40,7 @@ def draft_token_ids(
         key = "truncated_vocab_size"
         token_ids = checkpoint.read(names["token_map"]).astype(np.int64).ravel()
     if token_ids is None:
-        num_tokens = config.integer("vocab_size", target.model.spec.vocab_size)
+        num_tokens = config.integer("vocab_size", target.model.vocab_size)
     else:
         num_tokens = len(token_ids)
     if config.integer(key, num_tokens) != num_tokens:

@@ -21,9 +21,10 @@ from octavo.speculative.registry import Options, Target, register
 @register("layer_skip")
 def build(options: Options, target: Target) -> LayerSkip:
     """The first `num_layers` layers; a quarter of them, if it isn't said how many."""
-    a_quarter = max(len(target.model.blocks) // 4, 1)
+    decoder = target.decoder("layer_skip")
+    a_quarter = max(len(decoder.blocks) // 4, 1)
     return LayerSkip(
-        target.model,
+        decoder,
         target.backend,
         target.sampler,
         num_layers=options.integer("num_layers", a_quarter, low=1),

@@ -40,6 +40,7 @@ _WIDTH = 10
 
 @register("medusa")
 def build(options: Options, target: Target) -> Medusa:
+    decoder = target.decoder("medusa")
     name = head_name(options, target)
     checkpoint = target.open_model(name)
     config = ModelConfig(checkpoint.config)
@@ -48,9 +49,9 @@ def build(options: Options, target: Target) -> Medusa:
     view = HeadCheckpoint(checkpoint, lambda stored: _name_of(stored, is_shared))
     has_lm_head = any(name.startswith(("lm_heads.", LM_HEAD)) for name in view.tensors)
     if token_ids is not None and not has_lm_head:
-        view.take_target_head(target.checkpoint, target.model, token_ids)
+        view.take_target_head(target.checkpoint, decoder, token_ids)
     num_rows = None if token_ids is None else len(token_ids)
-    heads = MedusaHeads(config, view.tensors, target.model, num_rows)
+    heads = MedusaHeads(config, view.tensors, decoder, num_rows)
     load_head(heads, view, target)
     return Medusa(heads, target.backend, vocab_size=target.vocab_size, token_ids=token_ids)
 

@@ -12,6 +12,7 @@ from typing import Any
 import octavo.speculative
 from octavo.core.errors import ConfigError, InvariantError
 from octavo.models.causal_lm import CausalLM
+from octavo.models.engine_model import EngineModel
 from octavo.ops.backend import Backend
 from octavo.sampling.sampler import Sampler
 from octavo.speculative.proposer import Proposer
@@ -26,7 +27,7 @@ class Target:
     tokenizer's. open_model: by the name that a user gives; raises ConfigError.
     """
 
-    model: CausalLM
+    model: EngineModel
     checkpoint: Checkpoint
     backend: Backend
     sampler: Sampler
@@ -34,6 +35,15 @@ class Target:
     quantization: str | None
     vocab_size: int
     open_model: Callable[[str], Checkpoint]
+
+    def decoder(self, method: str) -> CausalLM:
+        """The model, for methods that use its layers. Raises ConfigError if they are not ours."""
+        if not isinstance(self.model, CausalLM):
+            raise ConfigError(
+                f"--speculative-config: method {method} uses the model's own layers, and those of "
+                f"{self.model.family} are transformers'; use ngram, suffix or draft_model"
+            )
+        return self.model
 
 
 class Options:

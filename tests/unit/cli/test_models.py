@@ -18,6 +18,7 @@ def test_both_forms_name_every_family(capsys: pytest.CaptureFixture[str]) -> Non
     text = capsys.readouterr().out
     assert main(["models", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
+    assert "transformers' modules" in text
     assert [row["model_type"] for row in rows] == [family.model_type for family in families()]
     for row in rows:
         (line,) = [line for line in text.splitlines() if f" {row['architecture']} " in line]

@@ -15,7 +15,7 @@ from octavo.core.dtypes import BYTES_PER_VALUE, DTYPE_ALIASES
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.ops.array import Array
-from octavo.ops.backend import KVShape, WeightPlan, WeightRequest, cpu_threads
+from octavo.ops.backend import KVShape, WeightFormats, WeightRequest, cpu_threads
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.native import (  # noqa: F401  (importing registers the implementations)
     _native,
@@ -122,7 +122,7 @@ class NativeBackend:
     def to_host(self, array: Array) -> np.ndarray:
         return np.array(cast(NativeArray, array).values)
 
-    def resolve_kv_dtype(self, asked: str, dtype: str, weights: WeightPlan) -> tuple[str, str]:
+    def resolve_kv_dtype(self, asked: str, dtype: str, weights: WeightFormats) -> tuple[str, str]:
         if asked == "auto":
             if set(weights.formats) == {"float32"}:
                 return "float32", "the weights'"

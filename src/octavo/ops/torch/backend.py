@@ -16,7 +16,7 @@ from octavo.core.dtypes import BYTES_PER_VALUE, DTYPE_ALIASES
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.ops import Array
-from octavo.ops.backend import KVShape, WeightPlan, WeightRequest, cpu_threads
+from octavo.ops.backend import KVShape, WeightFormats, WeightRequest, cpu_threads
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.op import Choice, Target, choose_all
 from octavo.ops.torch import (  # noqa: F401  (importing registers the implementations)
@@ -123,7 +123,7 @@ class TorchBackend:
     def to_host(self, array: Array) -> np.ndarray:
         return to_array(cast(torch.Tensor, array))
 
-    def resolve_kv_dtype(self, asked: str, dtype: str, weights: WeightPlan) -> tuple[str, str]:
+    def resolve_kv_dtype(self, asked: str, dtype: str, weights: WeightFormats) -> tuple[str, str]:
         if asked not in ("auto", dtype):
             raise ConfigError(
                 f"--kv-cache-dtype {asked}: the torch backend keeps the cache in the model's "
@@ -134,12 +134,7 @@ class TorchBackend:
     def kv_block_bytes(
         self, block_size: int, layers: Sequence[KVShape], kv_format: KVFormat
     ) -> int:
-        return block_size * sum(
-            kv_format.key_bytes(sum(shape))
-            if isinstance(shape, LatentShape)
-            else shape[0] * kv_format.bytes_per_pair(shape[1])
-            for shape in layers
-        )
+        return block_size * sum(map(kv_format.token_bytes, layers))
 
     def allocate_kv(
         self,

@@ -94,7 +94,7 @@ class Target:
             block_size,
             self.spec.kv_heads,
             kv_format,
-            factors_of_cache(self._checkpoint, self.spec, kv_format),
+            factors_of_cache(self._checkpoint, self.spec.kv_shapes, kv_format),
         )
         forward = backend.compile(self._model.forward)
         for chosen in passes:
