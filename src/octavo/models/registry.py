@@ -105,4 +105,4 @@ def _family(config: Mapping[str, Any]) -> tuple[Family | None, str]:
     if architecture is None:
         model_type = config.get("model_type")
         return _MODEL_TYPES.get(str(model_type)), f"model_type {model_type!r}"
-    return _ARCHITECTURES.get(architecture), str(architecture)
+    return _ARCHITECTURES.get(str(architecture)), str(architecture)

@@ -68,6 +68,7 @@ def test_gemma_layers_alternate() -> None:
     ("change", "message"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not built yet.*LlamaFor"),
+        ({"architectures": [{"name": "Llama"}]}, "'name': 'Llama'. is not built yet"),
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, "Gemma3ForConditionalGeneration"),
         ({"architectures": None, "model_type": "rwkv"}, "'rwkv' is not built yet.*Qwen3For"),
         ({"architectures": [], "model_type": None}, "model_type None"),
