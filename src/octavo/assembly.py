@@ -127,6 +127,15 @@ def unloaded_model(checkpoint: Checkpoint) -> CausalLM:
     return build_model(checkpoint.config)
 
 
+def max_position(checkpoint: Checkpoint) -> int:
+    """Tokens that the model was made for, whoever computes it. Raises ConfigError for a model that
+    can't be served.
+    """
+    from octavo.models.registry import engine_model
+
+    return engine_model(checkpoint.config).max_position
+
+
 def build_engine(
     config: Config,
     vocab_size: int,
@@ -381,9 +390,8 @@ def _module_decision(model: EngineModel) -> tuple[Decision, ...]:
     if model.module is None:
         return ()
     reason = (
-        "Octavo has no family for it, so transformers computes all but attention and cache, on the "
-        "torch backend: a step takes up to 1.4 times as long as a family's there, and on CPUs 1.5 "
-        "to 5 times as long as a family's on the native one"
+        "Octavo has no family for it; a step takes up to 1.4 times as long as a family's on the "
+        "torch backend, and on CPUs 1.5 to 5 times as long as a family's on the native one"
     )
     return (Decision("model", model.module, reason),)
 

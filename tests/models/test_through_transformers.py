@@ -4,6 +4,7 @@ engine around them. Their logits are compared in test_families.py.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from octavo import LLM, SamplingParams
+from octavo.cli.main import main
 from octavo.core.errors import ConfigError
 from octavo.models.registry import engine_model
 from octavo.models.through_transformers import attention
@@ -252,6 +254,19 @@ def test_the_start_says_what_computes(tmp_path: Path) -> None:
     assert told.what == "model"
     assert told.value.startswith("ArceeForCausalLM of transformers 5")
     assert "Octavo has no family for it" in told.reason
+
+
+def test_perplexity_is_measured_as_of_any_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_checkpoint("arcee", tmp_path / "model")
+    (tmp_path / "text").write_text("The reader turns the pages one after the other. " * 40)
+    few = ["--context", "32", "--windows", "3", "--threads", "1"]
+    text = ["--text", str(tmp_path / "text"), *few]
+    assert main(["eval", "perplexity", str(folder), *text, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["context"], found["positions"]) == (32, 3 * 15)
+    assert found["perplexity"] > 1
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def windows_of(
     from octavo import assembly
     from octavo.quality.evaluation import Windows
 
-    longest = assembly.unloaded_model(checkpoint).spec.max_position
+    longest = assembly.max_position(checkpoint)
     if context > longest:
         raise ConfigError(
             f"--context {context} is more than the {longest} tokens of the model; give a smaller "
