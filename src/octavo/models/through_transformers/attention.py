@@ -62,6 +62,14 @@ class PagedStep:
             raise InvariantError(f"this forward calls attention more than {index} times")
         return index, self.calls[index]
 
+    def finish(self) -> None:
+        """Raises InvariantError if calls were left out: later ones had other layers' caches."""
+        if self.num_done != len(self.calls):
+            raise InvariantError(
+                f"this forward calls attention {self.num_done} times, not {len(self.calls)} as in "
+                "the trial"
+            )
+
 
 # What models hand on to attention and what is no part of its formula here: windows come from the
 # masks, which are what eager attention goes by.

@@ -159,6 +159,7 @@ class TransformersModel:
             output = self._decoder(
                 input_ids=ids, position_ids=positions, use_cache=False, **{STEP: step}
             )
+        step.finish()
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
