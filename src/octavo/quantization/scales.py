@@ -14,8 +14,12 @@ from octavo.quantization.source import FLOATS, Part, Source
 MX_EXPONENTS = ("uint8", "float8_e8m0fnu")
 """Types of scales that are powers of two: OCP Microscaling Formats 1.0, section 5.4.1 (E8M0)."""
 
-_POWERS = np.append(np.ldexp(np.float32(1), np.arange(-127, 128)), np.float32(np.nan))
-"""What each of their bytes stands for."""
+_POWERS = np.array([1 << 22, *(byte << 23 for byte in range(1, 255)), 0x7FC00000], np.uint32).view(
+    np.float32
+)
+"""What each of their bytes stands for, by its bits: the first, 2 ** -127, is subnormal, which
+arithmetic makes 0 of where torch is told to flush such numbers.
+"""
 
 _HELD_BY: Mapping[str, ScaleDtype] = {
     "float16": "float16",

@@ -265,7 +265,8 @@ def test_exponents_at_their_ends(tmp_path: Path) -> None:
     grouped = checkpoint.grouped(f"{MODULE}.weight")
     assert grouped is not None
     scales = grouped.read(slice(0, 2)).scales
-    assert scales.tolist() == [[2.0**-127, 2.0**127], [1, 1]]
+    # Their bits: where tests of the torch backend came before, subnormals are read as 0.
+    assert scales.view(np.uint32).tolist() == [[1 << 22, 254 << 23], [127 << 23, 127 << 23]]
 
 
 def test_a_matrix_that_is_there_twice_is_refused(tmp_path: Path) -> None:
