@@ -22,17 +22,14 @@ LAYOUTS = (
     GroupedLayout("int4", scale_dtype="float16"),
     GroupedLayout("int4"),
     GroupedLayout("int4", scale_dtype="bfloat16"),
-    GroupedLayout("int4", has_mins=True),
-    GroupedLayout("int4", has_mins=True, scale_dtype="float16"),
     GroupedLayout("int4", has_zeros=True),
     GroupedLayout("int4", has_zeros=True, scale_dtype="float16"),
     GroupedLayout("int4", has_zeros=True, scale_dtype="bfloat16"),
     GroupedLayout("int4", group_size=16),
-    GroupedLayout("int4", group_size=16, has_mins=True),
+    GroupedLayout("int4", group_size=16, has_zeros=True),
     GroupedLayout("int8", scale_dtype="float16"),
     GroupedLayout("int8"),
     GroupedLayout("int8", scale_dtype="bfloat16"),
-    GroupedLayout("int8", has_mins=True),
     GroupedLayout("int8", has_zeros=True),
     GroupedLayout("int8", group_size=16),
     GroupedLayout("table", table=E2M1),
@@ -65,13 +62,10 @@ class GroupedArray:
         if layout.codes == "fp8":
             codes[codes % 128 == 127] = 0  # NaN
         scales = generator.uniform(0.5, 2.0, (outputs, groups)) / most[layout.codes]
-        mins = -scales * most[layout.codes] * generator.uniform(0.8, 1.2, scales.shape)
-        rounded = [a.astype(layout.scale_dtype).astype(np.float32) for a in (scales, mins)]
         zeros = generator.integers(16 if layout.codes == "int4" else 256, size=scales.shape)
         rows = GroupedRows(
             codes.astype(np.uint8),
-            rounded[0],
-            rounded[1] if layout.has_mins else None,
+            scales.astype(layout.scale_dtype).astype(np.float32),
             zeros.astype(np.float32) if layout.has_zeros else None,
         )
         return cls(layout, rows)

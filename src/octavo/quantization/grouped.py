@@ -1,10 +1,10 @@
-"""The neutral form of a quantized matrix: codes, with a scale (and minimum) for each group.
+"""The neutral form of a quantized matrix: codes, with a scale (and zero point) for each group.
 
 Whatever a checkpoint's format, what lies above sees its matrices like this, in short groups along a
 row; longer groups of a format repeat their scale. A weight is
 
-    w = scale * value(code) + min        value is what `Codes` says; without minimums, min is 0
-    w = scale * (code - zero)            with zero points instead
+    w = scale * value(code)              value is what `Codes` says
+    w = scale * (code - zero)            with zero points
 
 in float32, each step rounded. Formats whose values fit this exactly offer a `GroupedTensor`; of the
 others only float32 can be read.
@@ -25,40 +25,36 @@ ScaleDtype = Literal["float16", "bfloat16", "float32"]
 Codes = Literal["int4", "int8", "table", "fp8"]
 """What a code, one of the unsigned bytes, stands for:
 
-    int4    0..15:  code - 8, or with minimums or zero points code
-    int8    0..255: code - 128, or with minimums or zero points code
+    int4    0..15:  code - 8, or with zero points code
+    int8    0..255: code - 128, or with zero points code
     table   0..15:  entry `code` of the layout's table
     fp8     the bits of a float8_e4m3fn
 """
 
 ZERO: Mapping[Codes, int] = {"int4": 8, "int8": 128}
-"""The code that stands for 0 where there are neither minimums nor zero points."""
+"""The code that stands for 0 where there are no zero points."""
 
 
 class GroupedLayout(NamedTuple):
     """What is known of a matrix (O, I) before its rows are read.
 
     group_size: 16 or 32 inputs; the last group of a row may be shorter. scale_dtype: that holds
-    every scale and minimum exactly. table: of "table", 16 values that float32 holds. has_zeros:
-    zero points, integers in the range of the codes; never beside minimums.
+    every scale exactly. table: of "table", 16 values that float32 holds. has_zeros: zero points,
+    integers in the range of the codes.
     """
 
     codes: Codes
     group_size: int = 32
-    has_mins: bool = False
     scale_dtype: ScaleDtype = "float32"
     table: tuple[float, ...] | None = None
     has_zeros: bool = False
 
 
 class GroupedRows(NamedTuple):
-    """Rows of a matrix. codes: (rows, I) uint8. scales: (rows, groups) float32. mins, zeros: the
-    same, or None.
-    """
+    """Rows of a matrix. codes: (rows, I) uint8. scales, zeros: (rows, groups) float32."""
 
     codes: np.ndarray
     scales: np.ndarray
-    mins: np.ndarray | None = None
     zeros: np.ndarray | None = None
 
 
@@ -88,7 +84,7 @@ def repeat_groups(values: np.ndarray, group_size: int, inputs: int) -> np.ndarra
 
 
 def code_values(layout: GroupedLayout, codes: np.ndarray) -> np.ndarray:
-    """What codes stand for, float32: before scale and minimum, and a zero point of their group."""
+    """What codes stand for, float32: before the scale and a zero point of their group."""
     if layout.codes == "table":
         if layout.table is None:
             raise InvariantError("a layout of table codes has no table")
@@ -98,7 +94,7 @@ def code_values(layout: GroupedLayout, codes: np.ndarray) -> np.ndarray:
         floats: np.ndarray = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
         return floats
     values = codes.astype(np.float32)
-    if not (layout.has_mins or layout.has_zeros):
+    if not layout.has_zeros:
         values -= ZERO[layout.codes]
     return values
 
@@ -110,8 +106,6 @@ def dequantize(layout: GroupedLayout, rows: GroupedRows) -> np.ndarray:
     if rows.zeros is not None:
         values -= repeat_groups(rows.zeros, layout.group_size, inputs)
     values *= repeat_groups(rows.scales, layout.group_size, inputs)
-    if rows.mins is not None:
-        values += repeat_groups(rows.mins, layout.group_size, inputs)
     return values
 
 
@@ -142,6 +136,5 @@ class _Columns:
         return GroupedRows(
             whole.codes[:, columns],
             whole.scales[:, groups],
-            None if whole.mins is None else whole.mins[:, groups],
             None if whole.zeros is None else whole.zeros[:, groups],
         )

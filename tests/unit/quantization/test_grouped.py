@@ -8,26 +8,26 @@ from support.grouped_arrays import E2M1, LAYOUTS, GroupedArray
 
 
 @pytest.mark.parametrize(
-    ("layout", "min_", "expected"),
+    ("layout", "zero", "expected"),
     [
         (GroupedLayout("int4"), None, -2.5),
-        (GroupedLayout("int4", has_mins=True), 0.25, 1.75),
+        (GroupedLayout("int4", has_zeros=True), 5, -1.0),
         (GroupedLayout("int8"), None, -62.5),
-        (GroupedLayout("int8", has_mins=True), 0.25, 1.75),
+        (GroupedLayout("int8", has_zeros=True), 130, -63.5),
         (GroupedLayout("table", table=E2M1), None, 0.75),
         (GroupedLayout("fp8"), None, 0.5 * 3 * 2**-9),  # the third of the subnormals
     ],
 )
-def test_code_3_with_scale_a_half(layout: GroupedLayout, min_: float, expected: float) -> None:
+def test_code_3_with_scale_a_half(layout: GroupedLayout, zero: int | None, expected: float) -> None:
     codes, scales = np.full((1, 40), 3, np.uint8), np.full((1, 2), 0.5, np.float32)
-    mins = None if min_ is None else np.full((1, 2), min_, np.float32)
-    weights = dequantize(layout, GroupedRows(codes, scales, mins))
+    zeros = None if zero is None else np.full((1, 2), zero, np.float32)
+    weights = dequantize(layout, GroupedRows(codes, scales, zeros))
     assert weights.dtype == np.float32
     np.testing.assert_array_equal(weights, np.full((1, 40), expected))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_group_has_its_own_scale_and_minimum(layout: GroupedLayout) -> None:
+def test_each_group_has_its_own_scale_and_zero_point(layout: GroupedLayout) -> None:
     array = GroupedArray.random(layout, 3, 80)
     whole = array.read(slice(None))
     for group in range(80 // layout.group_size):

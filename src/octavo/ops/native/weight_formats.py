@@ -122,8 +122,7 @@ def format_of_codes(layout: GroupedLayout) -> Format | None:
 
     Minimums in float32 stand for all offsets that no format has with the layout's own scales.
     """
-    offset: Literal["min", "zero"] | None
-    offset = "min" if layout.has_mins else "zero" if layout.has_zeros else None
+    offset: Literal["zero"] | None = "zero" if layout.has_zeros else None
     if layout.codes == "table":
         kind = _TABLES.get(layout.table or ())
     else:
@@ -216,9 +215,7 @@ def offsets_of(layout: GroupedLayout, rows: GroupedRows, format: Format) -> np.n
     """(rows, groups) float32: the zero points or minimums of rows as a format has them."""
     if format.offset is None:
         return None
-    if layout.has_mins:
-        offsets = rows.mins
-    elif format.offset == "zero":
+    if format.offset == "zero":
         offsets = rows.zeros
     else:
         zeros = rows.zeros if layout.has_zeros else np.float32(ZERO[layout.codes])
