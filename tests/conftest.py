@@ -14,6 +14,8 @@ import pytest
 # Read by torch's libraries when they are loaded. Tests are small: more threads only get in the way.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the torch backend sets it
+# numpy's wait for each other in loops: with two, formulas took ten times the processor time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 if TYPE_CHECKING:
     from octavo.weights import Checkpoint
