@@ -8,6 +8,7 @@ import numpy as np
 
 from octavo.config import Config
 from octavo.core.dtypes import plain_kv_dtype
+from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat
 from octavo.models.kv_factors import factors_of_cache
 from octavo.models.registry import engine_model
@@ -49,6 +50,7 @@ class BareModel:
         factors = factors_of_cache(checkpoint, shapes, kv_format)
         self._kv_layers = backend.allocate_kv(num_blocks, block_size, shapes, kv_format, factors)
         self._backend = backend
+        self._name = checkpoint.name
         self._forward = backend.compile(model.forward)
         self._logits = backend.compile(model.logits)
         self.machine = backend.describe()
@@ -61,7 +63,8 @@ class BareModel:
 
     def logits(self, window: np.ndarray, first: int) -> Iterator[tuple[slice, np.ndarray]]:
         """For window (T,): positions from `first` to the last but one, whose successors are known,
-        some at a time, with their logits (R, V) float32.
+        some at a time, with their logits (R, V) float32. Raises ConfigError for logits that are no
+        numbers.
         """
         positions = np.arange(len(window), dtype=np.int64)
         batch = whole_sequences([window], self._block_size)
@@ -69,4 +72,10 @@ class BareModel:
         for begin in range(first, len(window) - 1, _LOGIT_ROWS):
             rows = slice(begin, min(begin + _LOGIT_ROWS, len(window) - 1))
             logits = self._logits(hidden, self._backend.from_host(positions[rows]))
-            yield rows, self._backend.to_host(logits).astype(np.float32, copy=False)
+            values = self._backend.to_host(logits).astype(np.float32, copy=False)
+            if not np.isfinite(values).all():
+                raise ConfigError(
+                    f"{self._name}: the model's logits are no finite numbers; use --dtype float32 "
+                    "if it computes in float16, else fetch it again: its weights are damaged"
+                )
+            yield rows, values

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from octavo.core.errors import ConfigError
+
 _CHUNK_ROWS = 16  # of float64 logits at a time, which stay in cache
+_MOST_NATS = 700.0
+"""Whose exponential is a number still."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +52,37 @@ class Distance:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.surprise.mean())
+        return perplexity_of(self.surprise)
 
     @property
     def reference_perplexity(self) -> float:
-        return math.exp(self.reference_surprise.mean())
+        return perplexity_of(self.reference_surprise)
 
     @property
     def perplexity_change(self) -> tuple[float, float]:
         """Relative to the reference, in percent, with its standard error: far smaller than the
-        perplexities' own, because both models see the same text.
+        perplexities' own, because both models see the same text. Raises ConfigError as
+        `perplexity_of` does.
         """
+        _check_nats(self.surprise)
         difference = self.surprise - self.reference_surprise
         return 100 * math.expm1(difference.mean()), 100 * standard_error(difference)
+
+
+def perplexity_of(surprise: np.ndarray) -> float:
+    """Of -log p of the tokens that follow, (N,). Raises ConfigError for a perplexity beyond all
+    numbers, which only broken weights give.
+    """
+    _check_nats(surprise)
+    return math.exp(surprise.mean())
+
+
+def _check_nats(surprise: np.ndarray) -> None:
+    if (nats := surprise.mean()) > _MOST_NATS:
+        raise ConfigError(
+            f"the text surprises the model by {nats:,.0f} nats a token, and one that has learned "
+            "nothing by about 10: its weights are damaged; fetch it again"
+        )
 
 
 def surprise(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:

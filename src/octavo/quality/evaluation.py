@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from octavo.core.errors import ConfigError
 from octavo.quality.bare_model import BareModel
-from octavo.quality.distance import Distance, standard_error, surprise
+from octavo.quality.distance import Distance, perplexity_of, standard_error, surprise
 
 Progress = Callable[[int, int], None]
 """Called with windows done and windows in all."""
@@ -67,7 +66,7 @@ def perplexity(model: BareModel, windows: Windows, progress: Progress) -> Perple
         for rows, logits in model.logits(window, windows.first):
             parts.append(surprise(logits, window[rows.start + 1 : rows.stop + 1]))
     values = np.concatenate(parts)
-    return Perplexity(math.exp(values.mean()), 100 * standard_error(values))
+    return Perplexity(perplexity_of(values), 100 * standard_error(values))
 
 
 def distance(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from octavo.config import Config
 from octavo.core.errors import ConfigError
@@ -14,6 +15,7 @@ from octavo.quality.bare_model import BareModel
 from octavo.quality.distance import log_softmax
 from octavo.quality.evaluation import Windows, distance, perplexity
 from octavo.weights import open_checkpoint
+from octavo.weights.safetensors_writer import write_safetensors
 from support.backends import BACKENDS
 from support.checkpoints import make_checkpoint
 from support.oracle import load_oracle, oracle_logits
@@ -91,3 +93,22 @@ def test_windows_begin_with_what_every_text_begins_with() -> None:
     assert windows.tokens[:, 1:].tolist() == [
         TOKENS[CONTEXT * i + 1 : CONTEXT * (i + 1)] for i in range(COUNT)
     ]
+
+
+@pytest.mark.parametrize(
+    ("factor", "message"),
+    [
+        (np.nan, "logits are no finite numbers; use --dtype float32"),
+        (1e4, r"by [\d,]+ nats a token, and one that has learned nothing by about 10"),
+    ],
+)
+def test_damaged_weights_are_told(tmp_path: Path, factor: float, message: str) -> None:
+    folder = make_checkpoint("llama", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] *= np.float32(factor)
+    write_safetensors(folder / "model.safetensors", weights, {"format": "pt"})
+    model, windows = model_of(folder), Windows.of(TOKENS, CONTEXT, COUNT)
+    with pytest.raises(ConfigError, match=message):
+        perplexity(model, windows, nothing_shown)
+    with pytest.raises(ConfigError, match=message):
+        _ = distance(model, model, windows, nothing_shown).perplexity_change
