@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from octavo.bench.output.run import without_keys
 from octavo.core.errors import ConfigError
+from octavo.core.signals import exiting_on_sigterm
 
 BASELINES = ("hf-naive", "hf-static")
 _PORT = "{port}"
@@ -147,7 +147,7 @@ def started(
                 f"can't start {arm.name!r}: {command[0]}: {error.strerror}; check the command"
             ) from None
     try:
-        with _exiting_on_sigterm():
+        with exiting_on_sigterm():
             url = f"http://127.0.0.1:{port}"
             _wait_until_ready(arm, url, process, log, timeout_s=timeout_s)
             yield url
@@ -185,22 +185,6 @@ def _restart(arm: Arm, folder: Path, label: str, timeout_s: float) -> None:
         raise ConfigError(
             f"{shlex.join(arm.restart)!r} ended with exit status {status}{_last_lines(log)}"
         )
-
-
-@contextmanager
-def _exiting_on_sigterm() -> Iterator[None]:
-    """Unless somebody handles it already, SIGTERM raises SystemExit, which blocks are left by; by
-    default the process would end at once and what it started would run on.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _wait_until_ready(

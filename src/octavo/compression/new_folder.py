@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from octavo.core.errors import ConfigError
+from octavo.core.signals import exiting_on_sigterm
 
 
 def check_is_free(path: Path) -> None:
@@ -18,8 +19,8 @@ def check_is_free(path: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[None]:
-    """For a block that fills the folder `path`, which is new or empty: if it fails, or Ctrl-C ends
-    it, the folder is again as it was.
+    """For a block that fills the folder `path`, which is new or empty: if it fails, or Ctrl-C or
+    SIGTERM ends it, the folder is again as it was.
 
     Raises ConfigError if `path` is not free, or can't be written: no space, no permission.
     """
@@ -28,7 +29,8 @@ def new_folder(path: Path) -> Iterator[None]:
     is_done = False
     try:
         path.mkdir(parents=True, exist_ok=True)
-        yield
+        with exiting_on_sigterm():
+            yield
         is_done = True
     except OSError as error:
         raise ConfigError(
