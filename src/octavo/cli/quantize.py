@@ -25,7 +25,7 @@ from octavo.cli.evaluate import (
 )
 from octavo.cli.settings import Flags, takes_knobs
 from octavo.core.dtypes import INTEGER_QUANTIZATIONS
-from octavo.core.errors import ConfigError
+from octavo.core.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -178,7 +178,7 @@ def _calibration(
 def _own_words(config: Config, num_tokens: int, length: int, *, chats: bool) -> list[np.ndarray]:
     """What the model answers to many kinds of questions, at a temperature of 1, each with its
     question: the text that it will be used for. chats: it has a chat template; otherwise it goes on
-    where the question ends.
+    where the question ends. Raises ConfigError if it can't be asked.
     """
     import itertools
     import random
@@ -204,11 +204,17 @@ def _own_words(config: Config, num_tokens: int, length: int, *, chats: bool) -> 
                 SamplingParams(temperature=1.0, max_tokens=length // 2, seed=next(seeds))
                 for _ in round_
             ]
-            if chats:
-                outputs = llm.chat(round_, sampling, use_tqdm=False)
-            else:
-                prompts = [str(messages[0]["content"]) for messages in round_]
-                outputs = llm.generate(prompts, sampling, use_tqdm=False)
+            try:
+                if chats:
+                    outputs = llm.chat(round_, sampling, use_tqdm=False)
+                else:
+                    prompts = [str(messages[0]["content"]) for messages in round_]
+                    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+            except RequestError as error:  # a short context, or a template that refuses
+                raise ConfigError(
+                    f"--calibration own: the model can't be asked for its own words ({error}) "
+                    "Give a text with --calibration FILE"
+                ) from error
             for output in outputs:
                 tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids][:length]
                 found.append(np.array(tokens, np.int64))

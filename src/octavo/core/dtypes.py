@@ -26,10 +26,10 @@ def plain_kv_dtype(asked: str) -> str:
     if asked == "auto":
         return asked
     if len(names) > 2 or any(name not in KV_DTYPES for name in names):
-        known = ", ".join(("auto", *KV_DTYPES, *KV_DTYPE_ALIASES))
+        known = ", ".join((*KV_DTYPES, *KV_DTYPE_ALIASES))
         raise ConfigError(
-            f"--kv-cache-dtype must be one of {known}, or two of them for keys and values, such as "
-            f"int8,int4; got {asked!r}"
+            f"--kv-cache-dtype must be auto, or one of {known}, or two of these for keys and "
+            f"values, such as int8,int4; got {asked!r}"
         )
     return names[0] if names[0] == names[-1] else ",".join(names)
 

@@ -171,6 +171,18 @@ def test_a_model_with_fewer_positions_than_a_window(tmp_path: Path, folder: Path
     assert report["quality"]["context"] == 64
 
 
+def test_a_model_that_has_no_room_for_questions_needs_a_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_checkpoint("llama", tmp_path / "model", max_position_embeddings=64)
+    out = tmp_path / "out"
+    assert main(["quantize", str(model), "-o", str(out), "--windows", "0", *FEW]) == 1
+    told = capsys.readouterr().err
+    assert "--calibration own: the model can't be asked for its own words (" in told
+    assert "Give a text with --calibration FILE" in told
+    assert not out.exists()
+
+
 def test_a_block_is_one_point_whatever_it_has_of_experts() -> None:
     def error(name: str, written: float, nearest: float) -> MatrixErrors:
         return MatrixErrors(f"model.layers.{name}.up_proj.weight", 32, 0.9, written, nearest)

@@ -127,7 +127,8 @@ class TorchBackend:
         if asked not in ("auto", dtype):
             raise ConfigError(
                 f"--kv-cache-dtype {asked}: the torch backend keeps the cache in the model's "
-                f"dtype, here {dtype}; the native one has others, on CPUs (--backend native)"
+                f"dtype, here {dtype}; leave it out, or use the native one, which has others for "
+                "the families of `octavo models`, on CPUs (--backend native)"
             )
         return dtype, "the model's" if asked == "auto" else "asked for"
 
