@@ -72,7 +72,8 @@ def build_model(config: Mapping[str, Any]) -> CausalLM:
     family, asked = _family(config)
     if family is None:
         raise ConfigError(
-            f"architecture {asked} is not built yet; those that are: {', '.join(architectures())}"
+            f"architecture {asked} is none of those that Octavo computes itself, which this needs; "
+            "`octavo models` lists them"
         )
     return family.build(ModelConfig(config))
 
