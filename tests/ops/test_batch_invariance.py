@@ -186,6 +186,9 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "blocks larger than chunks": (4, 2, 16, 300, None, None, None),
     "chunks of the text": (6, 2, 64, 16, None, None, None, 150),
 }
+EVERY_SHAPE = ("float32", "bfloat16")
+SHAPES_IN_FEW_BITS = ("grouped", "one kv head", "no groups", "window", "softcap")
+"""Other masks are the code of float32, for all formats but bfloat16, which has pairs of tokens."""
 OTHERS = [(1, 1), (300, 1), (40, 40), (513, 100)]
 """(context, queries) of sequences that come along."""
 
@@ -235,10 +238,14 @@ class Prompt:
         return self.backend.to_host(rows)[:num_own]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
-    ("kernels", "kv_dtype"),
-    [("torch", "float32"), *((isa, dtype) for isa in ISAS for dtype in KV_DTYPES)],
+    ("kernels", "kv_dtype", "shape"),
+    [
+        (kernels, dtype, shape)
+        for kernels in KERNELS
+        for dtype in (KV_DTYPES if kernels in ISAS else ("float32",))
+        for shape in (SHAPES if dtype in EVERY_SHAPE else SHAPES_IN_FEW_BITS)
+    ],
 )
 def test_attention(kernels: str, kv_dtype: str, shape: str) -> None:
     """A prompt as a whole, in chunks, token by token, and in company."""
