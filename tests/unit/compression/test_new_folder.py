@@ -16,9 +16,14 @@ def test_sigterm_leaves_the_folder_as_it_was(tmp_path: Path, was_there: bool) ->
     out = tmp_path / "out"
     if was_there:
         out.mkdir()
-    with pytest.raises(SystemExit) as ended, new_folder(out):
-        (out / "model.safetensors").write_text("a part")
-        os.kill(os.getpid(), signal.SIGTERM)
+
+    def write() -> None:
+        with new_folder(out):
+            (out / "model.safetensors").write_text("a part")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        write()
     assert ended.value.code == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == ([out] if was_there else [])
     assert not was_there or not any(out.iterdir())
