@@ -9,6 +9,9 @@ from matplotlib.axes import Axes
 
 from octavo.bench.output import style
 
+_LETTER, _LINE = 4.2, 9.0
+"""Of a label, in points."""
+
 
 def draw(
     path: Path,
@@ -50,14 +53,43 @@ def _draw_panel(axes: Axes, points: Sequence[tuple[str, float, float]]) -> None:
         ticks=[10.0**power for power in range(-7, 2)],
     )
     style.scale_from_zero(axes, "x", [x for _, x, _ in points])
-    for name, x, kl in points:
+    axes.figure.canvas.draw()  # the axes' places on the page are known from here on
+    taken: list[tuple[float, float, float]] = []
+    for (x, kl), names in sorted(_together(points).items(), key=lambda item: -item[0][1]):
         color = style.BLUE
-        if name.endswith(", gptq"):
+        if names[0].endswith(", gptq"):
             color = style.GREEN
-        elif name.endswith(", rtn"):
+        elif names[0].endswith(", rtn"):
             color = style.ORANGE
         axes.plot([x], [kl], marker="o", ms=5, color=color)
+        left, height = axes.transData.transform((x, kl)) * 72 / axes.figure.dpi  # in points
+        text = ", ".join(names)
+        right = left + _LETTER * len(text)
+        place = next(
+            shift
+            for shift in (3, -9, 13, -19, 23, -29, *range(33, 200, 10))
+            if not any(
+                abs(height + shift - there) < _LINE and left < end and begin < right
+                for begin, end, there in taken
+            )
+        )
+        taken.append((left, right, height + place))
         label = axes.annotate(
-            name, (x, kl), xytext=(5, 3), textcoords="offset points", fontsize=7.5, color=color
+            text,
+            (x, kl),
+            xytext=(5, place),
+            textcoords="offset points",
+            fontsize=7.5,
+            color=color,
         )
         label.set_in_layout(False)
+
+
+def _together(
+    points: Sequence[tuple[str, float, float]],
+) -> dict[tuple[float, float], list[str]]:
+    """Names by their point: formats that are the same weights have one."""
+    names: dict[tuple[float, float], list[str]] = {}
+    for name, x, kl in points:
+        names.setdefault((x, kl), []).append(name)
+    return names
