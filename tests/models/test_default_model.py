@@ -11,6 +11,8 @@ from octavo import LLM, SamplingParams
 from support.backends import cpu_backend
 from support.forward import Forward, load_model
 from support.oracle import oracle_logits
+from support.panels import unpack
+from support.stored_arrays import load_weight
 
 if TYPE_CHECKING:
     from octavo.weights import Checkpoint
@@ -130,6 +132,19 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
     result: np.ndarray = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return result
+
+
+@pytest.mark.real
+def test_the_weights_are_on_the_grid_of_int4(default_checkpoint: Checkpoint) -> None:
+    """A scale and a minimum for each 32 weights: from floats, --quantization finds them again."""
+    for name in default_checkpoint.tensors:
+        if name.startswith("model.layers.17.") and name.endswith("_proj.weight"):
+            weights = np.array(default_checkpoint.read(name), np.float32)
+            (packed,) = load_weight(
+                cpu_backend("native"), weights, dtype="float32", quantization="int4"
+            )
+            assert str(packed.format) == "int4 with minimum"
+            np.testing.assert_array_equal(unpack(packed), weights)
 
 
 @pytest.mark.real
