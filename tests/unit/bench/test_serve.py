@@ -70,8 +70,9 @@ def interrupting(num_requests: int) -> Respond:
     async def respond(reply: Reply) -> None:
         nonlocal seen
         seen += 1
+        number = seen  # others come while this one is answered
         await stream(ttft_s=0.01)(reply)
-        if seen == num_requests:
+        if number == num_requests:
             os.kill(os.getpid(), signal.SIGINT)
 
     return respond
