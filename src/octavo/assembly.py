@@ -16,7 +16,7 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,8 +32,11 @@ from octavo.core.model_spec import KVFormat
 from octavo.decisions import (
     Decision,
     asked_length,
+    cache_gain,
     length_reason,
     memory_share,
+    model_module,
+    parts_served,
     reservation,
     scheduler_settings,
     step_budget,
@@ -43,7 +46,6 @@ from octavo.logs import log_to_stderr
 from octavo.text.generation_config import GENERATION_KEYS, default_sampling, eos_token_ids
 from octavo.text.served_model import ServedModel
 from octavo.weights import Checkpoint, TextAssets, open_checkpoint
-from octavo.weights.language_model import LanguageModel
 
 if TYPE_CHECKING:
     from octavo.engine.child import EngineChild
@@ -52,8 +54,7 @@ if TYPE_CHECKING:
     from octavo.engine.recording import RecordedScheduler
     from octavo.executor.base import Executor
     from octavo.models.causal_lm import CausalLM
-    from octavo.models.engine_model import EngineModel
-    from octavo.ops.backend import Backend, KVShape, WeightFormats
+    from octavo.ops.backend import Backend, WeightFormats
     from octavo.ops.op import Choice
     from octavo.runner.model_runner import ModelRunner
     from octavo.scheduler.scheduler import Scheduler
@@ -241,8 +242,8 @@ def build_engine(
     )
     loop = _loop(config, executor, settings)
     decisions = (
-        *_parts(checkpoint),
-        *_module_decision(model),
+        *parts_served(checkpoint),
+        *model_module(model),
         Decision("device", backend.device, backend.describe()),
         Decision(
             "weights",
@@ -254,7 +255,7 @@ def build_engine(
         Decision(
             "KV cache", f"{sizing.num_blocks * config.cache.block_size} tokens", sizing.reason
         ),
-        Decision("KV cache dtype", kv_dtype, kv_reason + _capacity(model.kv_shapes, kv_format)),
+        Decision("KV cache dtype", kv_dtype, kv_reason + cache_gain(model.kv_shapes, kv_format)),
         *reservation(config.cache, sizing.num_blocks, sizing.max_model_len),
         *speculation_decisions(config.speculation.parsed),
     )
@@ -268,14 +269,6 @@ def build_engine(
         decisions=decisions,
     )
     return loop, facts
-
-
-def _parts(checkpoint: Checkpoint) -> tuple[Decision, ...]:
-    """What is not served of a model that also sees."""
-    if not isinstance(checkpoint, LanguageModel):
-        return ()
-    reason = f"its {checkpoint.num_left_out} tensors for images are left unread"
-    return (Decision("model", "text only", reason),)
 
 
 def _simulated_engine(
@@ -385,30 +378,12 @@ def _build_in_child(
     return build()
 
 
-def _module_decision(model: EngineModel) -> tuple[Decision, ...]:
-    """Of a model that no family of Octavo's computes."""
-    if model.module is None:
-        return ()
-    reason = (
-        "Octavo has no family for it; a step takes up to 1.4 times as long as a family's on the "
-        "torch backend, and on CPUs 1.5 to 5 times as long as a family's on the native one"
-    )
-    return (Decision("model", model.module, reason),)
-
-
 def _formats(weights: WeightFormats) -> str:
     """What the weights are stored in, what most of them are first."""
     sizes: Counter[str] = Counter()
     for name, num_bytes in zip(weights.formats, weights.num_bytes, strict=True):
         sizes[name] += num_bytes
     return ", ".join(name for name, _ in sizes.most_common())
-
-
-def _capacity(shapes: Sequence[KVShape], kv_format: KVFormat) -> str:
-    """What a small format gains, as the end of a reason."""
-    plain, small = (sum(map(one.token_bytes, shapes)) for one in (KVFormat("bfloat16"), kv_format))
-    gain = plain / small
-    return f"; {gain:.1f} times the tokens of bfloat16 in the same memory" if gain > 1 else ""
 
 
 def _left_by_weights(weights: WeightFormats, backend: Backend) -> int:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.config import CacheConfig, Config, ModelConfig, SchedulerConfig
 from octavo.core.errors import ConfigError
+from octavo.core.model_spec import KVFormat
 from octavo.speculative_config import SpeculativeConfig
+from octavo.weights.language_model import LanguageModel
 
 if TYPE_CHECKING:
+    from octavo.models.engine_model import EngineModel
+    from octavo.ops.backend import KVShape
     from octavo.scheduler.settings import SchedulerSettings
+    from octavo.weights import Checkpoint
 
 
 class Decision(NamedTuple):
@@ -133,3 +139,29 @@ def scheduler_settings(
         adapts_drafts=speculation.is_adaptive,
         seconds_by_rows=seconds_by_rows,
     )
+
+
+def parts_served(checkpoint: Checkpoint) -> tuple[Decision, ...]:
+    """What is not served of a model that also sees."""
+    if not isinstance(checkpoint, LanguageModel):
+        return ()
+    reason = f"its {checkpoint.num_left_out} tensors for images are left unread"
+    return (Decision("model", "text only", reason),)
+
+
+def model_module(model: EngineModel) -> tuple[Decision, ...]:
+    """Of a model that no family of Octavo's computes."""
+    if model.module is None:
+        return ()
+    reason = (
+        "Octavo has no family for it; a step takes up to 1.4 times as long as a family's on the "
+        "torch backend, and on CPUs 1.5 to 5 times as long as a family's on the native one"
+    )
+    return (Decision("model", model.module, reason),)
+
+
+def cache_gain(shapes: Sequence[KVShape], kv_format: KVFormat) -> str:
+    """What a small format gains, as the end of a reason."""
+    plain, small = (sum(map(one.token_bytes, shapes)) for one in (KVFormat("bfloat16"), kv_format))
+    gain = plain / small
+    return f"; {gain:.1f} times the tokens of bfloat16 in the same memory" if gain > 1 else ""
