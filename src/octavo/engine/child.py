@@ -1,51 +1,23 @@
-"""A process for an engine, as its parent sees it; child_main.py is what runs in it.
-
-It is a plain interpreter rather than one of multiprocessing's, which would run the parent's main
-module again, and with it import the command line, and start a third process that tracks resources.
-"""
+"""A process for an engine, as its parent sees it; child_main.py is what runs in it."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 
-from octavo.engine.channel import Channel
-
-# Signals: the terminal sends Ctrl-C to both processes; the parent drains and then closes the
-# channel. The current folder (-P leaves it out) must not shadow modules before the parent's own
-# path is set; it is the channel's first message.
-_COMMAND = """\
-import pickle, signal, socket, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-end = socket.socket(fileno=int(sys.argv[1]))
-size = int.from_bytes(end.recv(8, socket.MSG_WAITALL), "little")
-sys.path[:] = pickle.loads(end.recv(size, socket.MSG_WAITALL))
-from octavo.engine.child_main import run
-run(end)
-"""
+from octavo.parallel.child import Child
 
 
-class EngineChild:
+class EngineChild(Child):
     """A child process in which one engine can be built.
 
-    Started before it is known what to build, it loads modules meanwhile. It outlives no parent: it
-    ends when the channel does.
+    Started before it is known what to build, it loads modules meanwhile.
     """
 
     def __init__(self, warm_up: Callable[[], object] | None = None) -> None:
         """warm_up: called at once in the child, so it must be picklable."""
-        self.channel, theirs = Channel.pair()
-        with closing(theirs):
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno()), "octavo-engine"],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
+        super().__init__("octavo.engine.child_main", name="octavo-engine")
         with suppress(EOFError):
-            self.channel.send(sys.path)
             self.channel.send(warm_up)
 
     def begin(self, build: Callable[[], object]) -> None:
@@ -54,33 +26,3 @@ class EngineChild:
         """
         with suppress(EOFError):
             self.channel.send(build)
-
-    def __enter__(self) -> EngineChild:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.kill()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs; less than 0 for the signal that ended it."""
-        return self._process.returncode
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Until it has ended, or the time is over."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
-
-    def kill(self) -> None:
-        """End it by force, and the channel; harmless when it has ended."""
-        self._process.kill()
-        self._process.wait()
-        self.channel.close()

@@ -9,9 +9,9 @@ from contextlib import closing, suppress
 from typing import Any
 
 from octavo.core.errors import ConfigError
-from octavo.engine.channel import Channel
 from octavo.engine.driver import drive
 from octavo.engine.loop import EngineLoop
+from octavo.parallel.channel import Channel
 
 
 def run(end: socket.socket) -> None:

@@ -11,7 +11,7 @@ import json
 import time
 from typing import cast
 
-from octavo.engine.channel import Channel
+from octavo.parallel.channel import Channel
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 _EVENT = (

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 
-from octavo.engine.channel import Channel
+from octavo.parallel.channel import Channel
 
 # The terminal sends Ctrl-C to all processes; the first one decides what it means. -P leaves out the
 # current folder, which must not shadow modules.

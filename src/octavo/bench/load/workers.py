@@ -10,7 +10,7 @@ from typing import Any
 from octavo.bench.load.player import Played, Player, Share
 from octavo.bench.load.process import Child
 from octavo.core.errors import OctavoError
-from octavo.engine.channel import Channel
+from octavo.parallel.channel import Channel
 
 _REPORT_S = 0.2
 _READY = "ready"

@@ -12,8 +12,8 @@ import pytest
 
 from octavo.core.request import FinishReason
 from octavo.core.step import EngineStats, RequestTimes, TokenDelta, TokenLogprobs
-from octavo.engine.channel import Channel
 from octavo.engine.messages import Report
+from octavo.parallel.channel import Channel
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Several processes as one engine: how they are started and talk to each other, what each has."""
