@@ -280,6 +280,71 @@ class BackendConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How many processes, on how many machines, compute one model; and what if one dies."""
+
+    tensor_parallel_size: int = knob(
+        1,
+        "Processes that share each layer: its heads, its MLPs and the vocabulary. Weights and KV "
+        "cache of each shrink, and all wait for each other twice a layer.",
+        low=1,
+        aliases=("tp",),
+    )
+    pipeline_parallel_size: int = knob(
+        1,
+        "Parts that the layers are divided into, one after another, each on processes of its own. "
+        "Little is sent between them; all are busy only while there are as many batches.",
+        low=1,
+        aliases=("pp",),
+    )
+    data_parallel_size: int = knob(
+        1,
+        "Complete copies of the model behind one endpoint; a request goes to the copy that knows "
+        "its beginning, or has least to do.",
+        low=1,
+        aliases=("dp",),
+    )
+    distributed_executor_backend: str = knob(
+        "auto",
+        "What starts the processes: Octavo on this machine (mp), or a Ray cluster (ray). auto is "
+        "mp; see also --nnodes.",
+        choices=("auto", "mp", "ray"),
+    )
+    nnodes: int = knob(
+        1,
+        "Machines that compute one model, each started with the same command but its --node-rank.",
+        low=1,
+    )
+    node_rank: int = knob(
+        0, "Which of the --nnodes machines this is; 0 is the one that clients talk to.", low=0
+    )
+    master_addr: str = knob("127.0.0.1", "Address of machine 0, by which the others find it.")
+    master_port: int = knob(29501, "Port there.", low=1, high=65535)
+    cluster_key: str | None = knob(
+        None,
+        "Secret by which the machines know each other; the same for all. Without one, whoever "
+        "reaches --master-port while Octavo starts could take a part.",
+        secret=True,
+    )
+    restart_workers: bool = knob(
+        False,
+        "When a process that computes has died, start the model again and go on with the requests; "
+        "else they fail and the server ends.",
+    )
+    worker_timeout: float = knob(
+        10.0,
+        "Silence after which a process that computes counts as dead.",
+        unit="seconds",
+        low=1,
+    )
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that compute one copy of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """The HTTP server."""
 
@@ -328,6 +393,7 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     backend: BackendConfig = field(default_factory=BackendConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
     @classmethod
@@ -357,6 +423,7 @@ _SECTIONS: dict[str, type] = {
     "scheduler": SchedulerConfig,
     "speculation": SpeculationConfig,
     "backend": BackendConfig,
+    "parallel": ParallelConfig,
     "server": ServerConfig,
 }
 

@@ -50,7 +50,7 @@ def test_an_unknown_setting_names_the_nearest() -> None:
         Config.from_flat({"max_num_seq": 1})
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "swap_space", "enforce_eager"])
+@pytest.mark.parametrize("name", ["enable_expert_parallel", "swap_space", "enforce_eager"])
 def test_a_setting_of_other_engines_is_told_what_there_is_instead(name: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown setting '{name}': not "):
         Config.from_flat({name: 1})

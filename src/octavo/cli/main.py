@@ -88,7 +88,7 @@ def octavo_command(
 
 
 @app.command(cls=Verb)
-@takes_knobs("model", "cache", "scheduler", "speculation", "backend", "server")
+@takes_knobs("model", "cache", "scheduler", "speculation", "backend", "parallel", "server")
 def serve(flags: Flags, model_argument: ModelArgument = None) -> None:
     """Serve a model over the OpenAI API."""
     # Until it serves it makes objects that stay: looking for garbage among them, again and again,
@@ -103,7 +103,9 @@ def serve(flags: Flags, model_argument: ModelArgument = None) -> None:
 
 
 @app.command(cls=Verb)
-@takes_knobs("model", "cache", "scheduler", "speculation", "backend", without=FOR_SERVERS)
+@takes_knobs(
+    "model", "cache", "scheduler", "speculation", "backend", "parallel", without=FOR_SERVERS
+)
 @takes_sampling
 def generate(
     flags: Flags,
@@ -131,7 +133,9 @@ def generate(
 
 
 @app.command(cls=Verb)
-@takes_knobs("model", "cache", "scheduler", "speculation", "backend", without=FOR_SERVERS)
+@takes_knobs(
+    "model", "cache", "scheduler", "speculation", "backend", "parallel", without=FOR_SERVERS
+)
 @takes_sampling
 def chat(
     flags: Flags,

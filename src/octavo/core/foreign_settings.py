@@ -4,10 +4,8 @@ from __future__ import annotations
 
 # By what is said, then the names, without dashes in front; short ones are one-dash flags.
 _BY_REMARK = {
-    "not built yet; Octavo computes on one device": (
-        "tensor-parallel-size tp pipeline-parallel-size pp data-parallel-size dp "
-        "enable-expert-parallel distributed-executor-backend tensor-split ts"
-    ),
+    "not built yet; --tensor-parallel-size divides each expert": "enable-expert-parallel",
+    "use --tensor-parallel-size; each process has an equal share": "tensor-split ts",
     "not built yet": (
         "async-scheduling cpu-offload-gb kv-offloading-size enable-lora max-loras max-lora-rank "
         "lora-modules lora "

@@ -67,8 +67,12 @@ def test_a_boolean_has_both_flags(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["serve", "--max-num-seq", "3"], 2, "--max-num-seqs"),
         (["serve", "--tensor-paralel-size", "2"], 2, "No such option: --tensor-paralel-size"),
-        (["serve", "--tensor_parallel_size=2"], 2, "error: --tensor-parallel-size: not built yet"),
-        (["serve", "-tp", "2"], 2, "error: -tp: not built yet; Octavo computes on one device\n"),
+        (
+            ["serve", "--enable_expert_parallel=2"],
+            2,
+            "error: --enable-expert-parallel: not built yet",
+        ),
+        (["serve", "-sc", "x"], 2, "error: -sc: use --speculative-config\n"),
         (["serve", "-c", "4096"], 2, "error: -c: use --max-model-len\n"),
         (["serve", "--no-cont-batching"], 2, "error: --no-cont-batching: use --batching"),
         (["chat", "-q"], 2, "Option '-q' requires an argument"),

@@ -98,7 +98,10 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("port: many", "--port must be a number, got 'many'.*octavo.yaml"),
         ("revision: 1.0", "--revision must be text, got 1.0"),
         ("- port", "must be a mapping like `port: 8000`, not a list"),
-        ("tensor-parallel-size: 2", r"'tensor-parallel-size' .in .*octavo.yaml.: not built yet;"),
+        (
+            "enable-expert-parallel: 2",
+            r"'enable-expert-parallel' .in .*octavo.yaml.: not built yet;",
+        ),
         ("host: a\nport: [", r"is not YAML: expected .*'<stream end>'.* \(line 2, column 8\)$"),
         ("port: 1\nport: 2", r"is not YAML: 'port' is given twice \(line 2, column 1\)$"),
         ("kernels: {a: b, a: c}", r"is not YAML: 'a' is given twice \(line 1, column 17\)$"),
