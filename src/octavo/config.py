@@ -335,7 +335,7 @@ class ParallelConfig:
         10.0,
         "Silence after which a process that computes counts as dead.",
         unit="seconds",
-        low=1,
+        low=0.1,
     )
 
     @property
