@@ -15,31 +15,30 @@ import os
 import random
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from octavo.config import Config, ModelConfig
 from octavo.core.clock import monotonic
-from octavo.core.dtypes import plain_kv_dtype
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat
 from octavo.decisions import (
     Decision,
-    asked_length,
     cache_gain,
+    cache_size,
+    formats_held,
     length_reason,
-    memory_share,
     model_module,
     parts_served,
     reservation,
     scheduler_settings,
     step_budget,
+    workers,
 )
 from octavo.decisions import speculation as speculation_decisions
 from octavo.logs import log_to_stderr
@@ -52,42 +51,27 @@ if TYPE_CHECKING:
     from octavo.engine.client import EngineClient
     from octavo.engine.loop import EngineLoop
     from octavo.engine.recording import RecordedScheduler
-    from octavo.executor.base import Executor
+    from octavo.executor.base import Crew, Executor, Probe, Progress
+    from octavo.executor.messages import WorkerPlan
     from octavo.models.causal_lm import CausalLM
-    from octavo.ops.backend import Backend, WeightFormats
-    from octavo.ops.op import Choice
-    from octavo.runner.model_runner import ModelRunner
+    from octavo.models.engine_model import EngineModel
     from octavo.scheduler.scheduler import Scheduler
     from octavo.scheduler.settings import SchedulerSettings
-    from octavo.speculative.proposers import Proposers
-    from octavo.speculative.registry import Target
     from octavo.text.chat_template import ChatTemplate
     from octavo.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("octavo")
-
-Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""
 
 _ENGINE_MODULES = (
     "octavo.executor.local",
     "octavo.kvcache.sizing",
     "octavo.models.loader",
     "octavo.models.registry",
-    "octavo.runner.model_runner",
     "octavo.scheduler.settings",
 )
 
 # Steps of so many rows are timed at start, to know what verifying costs: about 0.2 s.
 _CALIBRATED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
-
-
-class Probe(Protocol):
-    """Takes the place of an engine's parts, hands all on to them, and sees what they take."""
-
-    def on_backend(self, backend: Backend) -> Backend: ...
-
-    def on_executor(self, executor: Executor) -> Executor: ...
 
 
 @dataclass(frozen=True)
@@ -154,121 +138,87 @@ def build_engine(
     checkpoint = checkpoint or open_model(config.model)
     if config.backend.simulate is not None:
         return _simulated_engine(config, checkpoint, vocab_size, probe)
-    from octavo.executor.local import LocalExecutor
-    from octavo.kvcache.sizing import decide_num_blocks
-    from octavo.models.kv_factors import factors_of_cache
+    from octavo.executor.messages import Sizes
     from octavo.models.registry import engine_model
-    from octavo.ops.backend import backend_name, load_backend
-    from octavo.runner.model_runner import ModelRunner
-    from octavo.sampling.sampler import Sampler
 
     model = engine_model(checkpoint.config)
-    backend = load_backend(
-        backend_name(config.backend.backend, model.only_backend, model.family),
-        device=config.backend.device,
-        threads=config.backend.threads,
+    crew = _crew(config, vocab_size, checkpoint, model, probe)
+    plans = crew.plans
+    first = plans[0]
+    sizing = cache_size(config, plans, model.max_position)
+    budget, budget_reason = step_budget(config.scheduler, first.device, sizing.max_model_len)
+    counts = _CALIBRATED_ROWS if config.speculation.parsed.is_adaptive else ()
+    sizes = Sizes(
+        sizing.num_blocks,
+        sizing.max_model_len,
+        taps=plans[-1].taps,
+        calibrated_rows=tuple(count for count in counts if count <= budget),
     )
-    stored_dtype = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
-    dtype, dtype_reason = backend.resolve_dtype(config.model.dtype, stored_dtype)
-    choices = backend.choose(dtype, config.backend.kernels)
-    quantization = config.model.quantization
-    sampler = Sampler(backend, max_num_seqs=config.scheduler.max_num_seqs, vocab_size=vocab_size)
-    speculation = None
-    if config.speculation.parsed.methods:
-        from octavo.speculative.registry import Target  # only who guesses loads it
-
-        speculation = _speculation(
-            config,
-            Target(
-                model=model,
-                checkpoint=checkpoint,
-                backend=backend,
-                sampler=sampler,
-                dtype=dtype,
-                quantization=quantization,
-                vocab_size=vocab_size,
-                open_model=lambda name: open_model(
-                    replace(config.model, model=name, revision=None)  # that of the target's
-                ),
-            ),
-        )
-    weights = model.plan_weights(checkpoint, backend, dtype, quantization)
-    kv_dtype, kv_reason = backend.resolve_kv_dtype(
-        plain_kv_dtype(config.cache.kv_cache_dtype), dtype, weights
-    )
-    kv_format = KVFormat(kv_dtype)
-    shapes = model.kv_shapes
-    factors = factors_of_cache(checkpoint, shapes, kv_format)
-    if factors is not None:
-        kv_reason += ", with the checkpoint's scales"
-    if speculation is not None:
-        shapes += speculation.kv_heads
-    sizing = decide_num_blocks(
-        model.max_position,
-        block_size=config.cache.block_size,
-        block_bytes=backend.kv_block_bytes(config.cache.block_size, shapes, kv_format),
-        kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
-        free_memory_bytes=_left_by_weights(weights, backend),
-        memory_share=memory_share(config.cache, backend.device),
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=asked_length(config.model, model.max_position),
-    )
-    budget, budget_reason = step_budget(config.scheduler, backend.device, sizing.max_model_len)
-    weights.load(progress)
-    checkpoint.release_pages()
-    model.prepare(backend, sizing.max_model_len)
-    runner = ModelRunner(
-        model,
-        backend if probe is None else probe.on_backend(backend),
-        sampler,
-        num_blocks=sizing.num_blocks,
-        block_size=config.cache.block_size,
-        kv_format=kv_format,
-        kv_factors=factors,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=sizing.max_model_len,
-        vocab_size=vocab_size,
-        speculation=speculation,
-    )
-    executor: Executor = LocalExecutor(runner)
-    if probe is not None:
-        executor = probe.on_executor(executor)
+    executor, seconds_by_rows = crew.load(sizes, progress)
     settings = scheduler_settings(
         config,
         num_blocks=executor.num_blocks,
         max_model_len=sizing.max_model_len,
         max_num_batched_tokens=budget,
-        seconds_by_rows=() if speculation is None else _calibration(config, runner, budget),
+        seconds_by_rows=seconds_by_rows,
+        num_stages=config.parallel.pipeline_parallel_size,
     )
     loop = _loop(config, executor, settings)
+    block_size = config.cache.block_size
+    quantization = config.model.quantization
     decisions = (
         *parts_served(checkpoint),
         *model_module(model),
-        Decision("device", backend.device, backend.describe()),
+        Decision("device", first.device, first.description),
+        *workers(config.parallel, plans, sizing.num_blocks),
         Decision(
             "weights",
-            _formats(weights),
-            "set by --quantization" if quantization else dtype_reason,
+            formats_held(plans),
+            "set by --quantization" if quantization else first.dtype_reason,
         ),
         Decision("max_model_len", f"{sizing.max_model_len} tokens", length_reason(config.model)),
         Decision("step budget", f"{budget} tokens", budget_reason),
+        Decision("KV cache", f"{sizing.num_blocks * block_size} tokens", sizing.reason),
         Decision(
-            "KV cache", f"{sizing.num_blocks * config.cache.block_size} tokens", sizing.reason
+            "KV cache dtype",
+            first.kv_dtype,
+            first.kv_reason + cache_gain(model.kv_shapes, KVFormat(first.kv_dtype)),
         ),
-        Decision("KV cache dtype", kv_dtype, kv_reason + cache_gain(model.kv_shapes, kv_format)),
         *reservation(config.cache, sizing.num_blocks, sizing.max_model_len),
         *speculation_decisions(config.speculation.parsed),
     )
-    fingerprint = _fingerprint(checkpoint, config, weights, kv_dtype, choices)
     facts = EngineFacts(
         max_model_len=sizing.max_model_len,
         num_blocks=sizing.num_blocks,
-        block_bytes=sizing.num_bytes // sizing.num_blocks,
-        kernels={choice.op: choice.implementation.name for choice in choices},
-        fingerprint=fingerprint,
+        block_bytes=sum(plan.block_bytes for plan in plans),
+        kernels={op: name for _, op, name in first.kernels},
+        fingerprint=_fingerprint(checkpoint, config, plans),
         decisions=decisions,
     )
     return loop, facts
+
+
+def _crew(
+    config: Config,
+    vocab_size: int,
+    checkpoint: Checkpoint,
+    model: EngineModel,
+    probe: Probe | None,
+) -> Crew:
+    """Who computes the model."""
+    if config.parallel.num_workers == 1:
+        from octavo.executor.local import LocalWorker
+
+        return LocalWorker(config, vocab_size, checkpoint, model, probe)
+    if probe is not None:
+        raise ConfigError(
+            "what happens in workers' own processes can't be looked at from here; leave "
+            "--tensor-parallel-size and --pipeline-parallel-size out"
+        )
+    from octavo.executor.multiproc import MultiprocExecutor, start_workers
+
+    start = start_workers(config, vocab_size, checkpoint)
+    return MultiprocExecutor(start, config.parallel.pipeline_parallel_size)
 
 
 def _simulated_engine(
@@ -302,22 +252,6 @@ def _loop(config: Config, executor: Executor, settings: SchedulerSettings) -> En
 
         scheduler = RecordedScheduler(settings, Path(config.scheduler.record_steps), monotonic)
     return EngineLoop(scheduler, executor, monotonic, depth=executor.max_steps_in_flight)
-
-
-def _speculation(config: Config, target: Target) -> Proposers:
-    """All that guesses, with its weights loaded."""
-    from octavo.speculative.proposers import Proposers
-    from octavo.speculative.registry import build_proposers
-
-    return Proposers(build_proposers(config.speculation.parsed.methods, target))
-
-
-def _calibration(config: Config, runner: ModelRunner, budget: int) -> tuple[tuple[int, float], ...]:
-    """(rows, seconds) of steps, where it is decided by them how much is guessed."""
-    if not config.speculation.parsed.is_adaptive:
-        return ()
-    counts = [count for count in _CALIBRATED_ROWS if count <= budget]
-    return tuple(runner.seconds_by_rows(counts))
 
 
 def engine_child(config: Config) -> EngineChild:
@@ -378,46 +312,19 @@ def _build_in_child(
     return build()
 
 
-def _formats(weights: WeightFormats) -> str:
-    """What the weights are stored in, what most of them are first."""
-    sizes: Counter[str] = Counter()
-    for name, num_bytes in zip(weights.formats, weights.num_bytes, strict=True):
-        sizes[name] += num_bytes
-    return ", ".join(name for name, _ in sizes.most_common())
-
-
-def _left_by_weights(weights: WeightFormats, backend: Backend) -> int:
-    """Free memory less what the weights will take."""
-    needed_bytes, free_bytes = sum(weights.num_bytes), backend.free_memory_bytes()
-    if needed_bytes > free_bytes:
-        formats = _formats(weights)
-        remedy = "free some, or use a smaller model"
-        if formats.startswith("float32"):
-            remedy += ", or --dtype bfloat16, which halves it"
-        elif formats.startswith(("bfloat16", "float16")) and backend.name == "native":
-            remedy += ", or --quantization int8, which halves it"
-        raise ConfigError(
-            f"the weights need {needed_bytes / 2**30:.2f} GiB in {formats}, but only "
-            f"{free_bytes / 2**30:.2f} GiB of {backend.device} memory are free; {remedy}"
-        )
-    return free_bytes - needed_bytes
-
-
-def _fingerprint(
-    checkpoint: Checkpoint,
-    config: Config,
-    weights: WeightFormats,
-    kv_dtype: str,
-    choices: Iterable[Choice],
-) -> str:
+def _fingerprint(checkpoint: Checkpoint, config: Config, plans: Sequence[WorkerPlan]) -> str:
     """Replies with equal fingerprints were computed by the same weights, settings and kernels (of
-    the native backend, an implementation's name is its instruction set).
+    the native backend, an implementation's name is its instruction set), divided the same way.
     """
     tensors = sorted((t.name, t.shape, t.dtype) for t in checkpoint.tensors.values())
     size = checkpoint.path.stat().st_size
-    kernels = sorted((c.implementation.backend, c.op, c.implementation.name) for c in choices)
-    block_size = config.cache.block_size
-    parts = (checkpoint.name, size, tensors, weights.formats, kv_dtype, block_size, kernels)
+    first, block_size = plans[0], config.cache.block_size
+    kernels = sorted(first.kernels)
+    parts: tuple[object, ...] = (
+        checkpoint.name, size, tensors, first.formats, first.kv_dtype, block_size, kernels
+    )  # fmt: skip
+    if len(plans) > 1:
+        parts += (config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size)
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return f"octavo-{digest[:12]}"
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from octavo.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from octavo.config import CacheConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat
 from octavo.speculative_config import SpeculativeConfig
 from octavo.weights.language_model import LanguageModel
 
 if TYPE_CHECKING:
+    from octavo.executor.messages import WorkerPlan
+    from octavo.kvcache.sizing import KVDecision
     from octavo.models.engine_model import EngineModel
     from octavo.ops.backend import KVShape
     from octavo.scheduler.settings import SchedulerSettings
@@ -118,6 +121,7 @@ def scheduler_settings(
     max_model_len: int,
     max_num_batched_tokens: int,
     seconds_by_rows: tuple[tuple[int, float], ...] = (),
+    num_stages: int = 1,
 ) -> SchedulerSettings:
     """As configured, with what the configuration leaves open and is decided by then."""
     from octavo.scheduler.settings import SchedulerSettings  # only the engine's side loads it
@@ -138,6 +142,7 @@ def scheduler_settings(
         draft_lengths=speculation.max_lengths,
         adapts_drafts=speculation.is_adaptive,
         seconds_by_rows=seconds_by_rows,
+        num_stages=num_stages,
     )
 
 
@@ -165,3 +170,77 @@ def cache_gain(shapes: Sequence[KVShape], kv_format: KVFormat) -> str:
     plain, small = (sum(map(one.token_bytes, shapes)) for one in (KVFormat("bfloat16"), kv_format))
     gain = plain / small
     return f"; {gain:.1f} times the tokens of bfloat16 in the same memory" if gain > 1 else ""
+
+
+def cache_size(config: Config, plans: Sequence[WorkerPlan], max_position: int) -> KVDecision:
+    """Of the KV cache: of the worker that has memory for the fewest blocks. plans: of all workers,
+    of which those with the same memory share what the weights leave. Raises ConfigError if weights
+    or cache don't fit.
+    """
+    from octavo.kvcache.sizing import decide_num_blocks
+
+    sharing: dict[str, list[WorkerPlan]] = {}
+    for plan in plans:
+        sharing.setdefault(plan.memory, []).append(plan)
+    decided = []
+    for together in sharing.values():
+        left = _left_by_weights(together)
+        all_block_bytes = sum(plan.block_bytes for plan in together)
+        decided += [
+            decide_num_blocks(
+                max_position,
+                block_size=config.cache.block_size,
+                block_bytes=plan.block_bytes,
+                kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
+                free_memory_bytes=left * plan.block_bytes // all_block_bytes,
+                memory_share=memory_share(config.cache, plan.device),
+                max_num_seqs=config.scheduler.max_num_seqs,
+                max_model_len=asked_length(config.model, max_position),
+            )
+            for plan in together
+        ]
+    return min(decided, key=lambda one: one.num_blocks)
+
+
+def formats_held(plans: Iterable[WorkerPlan]) -> str:
+    """What the weights are stored in, what most of them are first."""
+    sizes: Counter[str] = Counter()
+    for plan in plans:
+        sizes.update(plan.weights)
+    return ", ".join(name for name, _ in sizes.most_common())
+
+
+def workers(
+    config: ParallelConfig, plans: Sequence[WorkerPlan], num_blocks: int
+) -> tuple[Decision, ...]:
+    """What each has, of a model on several processes."""
+    if len(plans) == 1:
+        return ()
+    mib = [
+        (plan.weight_bytes / 2**20, num_blocks * plan.block_bytes / 2**20, plan.num_layers)
+        for plan in plans
+    ]
+    each = "; ".join(
+        f"{weights:.1f} + {cache:.1f} MiB in {layers} layers" for weights, cache, layers in mib
+    )
+    tensor, stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    size = f"{stages} stages of {tensor} tensor ranks" if stages > 1 else f"{tensor} tensor ranks"
+    return (Decision("workers", size, f"weights + KV cache of each: {each}"),)
+
+
+def _left_by_weights(plans: Sequence[WorkerPlan]) -> int:
+    """Free memory less what the weights will take. plans: of workers that share it."""
+    needed_bytes = sum(plan.weight_bytes for plan in plans)
+    free_bytes = min(plan.free_memory_bytes for plan in plans)
+    if needed_bytes > free_bytes:
+        formats = formats_held(plans)
+        remedy = "free some, or use a smaller model"
+        if formats.startswith("float32"):
+            remedy += ", or --dtype bfloat16, which halves it"
+        elif formats.startswith(("bfloat16", "float16")) and plans[0].backend == "native":
+            remedy += ", or --quantization int8, which halves it"
+        raise ConfigError(
+            f"the weights need {needed_bytes / 2**30:.2f} GiB in {formats}, but only "
+            f"{free_bytes / 2**30:.2f} GiB of {plans[0].device} memory are free; {remedy}"
+        )
+    return free_bytes - needed_bytes

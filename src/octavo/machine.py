@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,11 @@ def processor() -> dict[str, str]:
     except OSError:
         pass
     return found
+
+
+def boot_id() -> str:
+    """What tells this machine, since its start, from others; containers on it share it."""
+    return _read(_ROOT / "proc/sys/kernel/random/boot_id") or platform.node()
 
 
 def usable_cpus() -> int:

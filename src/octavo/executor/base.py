@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.core.errors import OctavoError
 from octavo.core.step import ScheduledStep, StepOutput
+
+if TYPE_CHECKING:
+    from octavo.executor.messages import Sizes, WorkerPlan
+    from octavo.ops.backend import Backend
+
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+SecondsByRows = tuple[tuple[int, float], ...]
+"""(rows, seconds) of steps that were timed."""
 
 
 class StepFailedError(OctavoError):
@@ -38,3 +50,28 @@ class Executor(Protocol):
     def shutdown(self) -> None:
         """Free the device. No step may follow."""
         ...
+
+
+class Crew(Protocol):
+    """Who will compute a model, before it is loaded: one worker, or several.
+
+    plans: of each worker, by rank.
+    """
+
+    plans: Sequence[WorkerPlan]
+
+    def load(
+        self, sizes: Sizes, progress: Progress | None = None
+    ) -> tuple[Executor, SecondsByRows]:
+        """Have them read their weights. Also the seconds of `sizes.calibrated_rows`, for steps of
+        all of them together. Raises ConfigError, EngineDeadError.
+        """
+        ...
+
+
+class Probe(Protocol):
+    """Takes the place of an engine's parts, hands all on to them, and sees what they take."""
+
+    def on_backend(self, backend: Backend) -> Backend: ...
+
+    def on_executor(self, executor: Executor) -> Executor: ...

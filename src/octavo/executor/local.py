@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import logging
 
+from octavo.config import Config
 from octavo.core.errors import InvariantError, OctavoError
 from octavo.core.step import ScheduledStep, StepOutput
-from octavo.executor.base import PendingStep, StepFailedError
+from octavo.executor.base import (
+    Executor,
+    PendingStep,
+    Probe,
+    Progress,
+    SecondsByRows,
+    StepFailedError,
+)
+from octavo.executor.messages import Sizes
+from octavo.executor.worker import Worker
+from octavo.models.engine_model import EngineModel
 from octavo.runner.model_runner import ModelRunner
+from octavo.weights import Checkpoint
 
 logger = logging.getLogger("octavo")
 
@@ -20,6 +32,35 @@ class _FinishedStep:
         if isinstance(self._outcome, OctavoError):
             raise self._outcome
         return self._outcome
+
+
+class LocalWorker:
+    """The one worker of a model that this process computes. A `Crew`."""
+
+    def __init__(
+        self,
+        config: Config,
+        vocab_size: int,
+        checkpoint: Checkpoint,
+        model: EngineModel,
+        probe: Probe | None,
+    ) -> None:
+        """probe: looks on while the engine works. Raises ConfigError."""
+        self._worker = Worker(config, vocab_size, checkpoint, model=model)
+        self._probe = probe
+        self.plans = (self._worker.plan,)
+
+    def load(
+        self, sizes: Sizes, progress: Progress | None = None
+    ) -> tuple[Executor, SecondsByRows]:
+        worker, probe = self._worker, self._probe
+        worker.load(sizes, progress)
+        runner = worker.runner(sizes, None if probe is None else probe.on_backend(worker.backend))
+        executor: Executor = LocalExecutor(runner)
+        if probe is not None:
+            executor = probe.on_executor(executor)
+        rows = sizes.calibrated_rows
+        return executor, tuple(runner.seconds_by_rows(rows)) if rows else ()
 
 
 class LocalExecutor:

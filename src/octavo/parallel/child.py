@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Self
 
@@ -35,8 +35,17 @@ class Child:
     It outlives no parent if what runs in it ends when the channel does.
     """
 
-    def __init__(self, module: str, *, name: str, pass_fds: Sequence[int] = ()) -> None:
-        """name: shown by `ps`. pass_fds: file descriptors that it has, too."""
+    def __init__(
+        self,
+        module: str,
+        *,
+        name: str,
+        pass_fds: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """name: shown by `ps`. pass_fds: file descriptors that it has, too. environment: None is
+        this process's.
+        """
         self.channel, theirs = Channel.pair()
         with closing(theirs):
             number = theirs.fileno()
@@ -44,6 +53,7 @@ class Child:
                 [sys.executable, "-P", "-c", _COMMAND.format(module), str(number), name],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[number, *pass_fds],
+                env=environment,
             )
         with suppress(EOFError):
             self.channel.send(sys.path)
@@ -72,8 +82,12 @@ class Child:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
 
-    def kill(self) -> None:
-        """End it by force, and the channel; harmless when it has ended."""
+    def kill_process(self) -> None:
+        """End it by force; what it has sent can still be received. From any thread."""
         self._process.kill()
         self._process.wait()
+
+    def kill(self) -> None:
+        """End it by force, and the channel; harmless when it has ended."""
+        self.kill_process()
         self.channel.close()

@@ -1,0 +1,103 @@
+"""A model on several processes: tensor ranks, stages of a pipeline, or both."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+
+from octavo.core.errors import EngineDeadError, OctavoError
+from octavo.core.step import ScheduledStep, StepOutput
+from octavo.executor.base import Executor, PendingStep, Progress, SecondsByRows
+from octavo.executor.messages import Run, Sizes, WorkerPlan
+from octavo.executor.workers import Workers
+
+logger = logging.getLogger("octavo")
+
+
+class _Pending:
+    """A step that the workers compute. They answer in order, and each answer is asked for once."""
+
+    def __init__(self, executor: MultiprocExecutor) -> None:
+        self._executor = executor
+
+    def result(self) -> StepOutput:
+        return self._executor.take_output()
+
+
+class _Lost:
+    """A step that found nobody to compute it."""
+
+    def __init__(self, error: OctavoError) -> None:
+        self._error = error
+
+    def result(self) -> StepOutput:
+        raise self._error
+
+
+class MultiprocExecutor:
+    """A Crew, and an Executor, over `Workers`. A step that fails is the end of all of them, since
+    others may wait for the one that failed.
+
+    start: starts workers, anew for each restart.
+    """
+
+    can_restart = True
+
+    def __init__(self, start: Callable[[], Workers], num_stages: int) -> None:
+        """Raises ConfigError, EngineDeadError."""
+        self.max_steps_in_flight = num_stages
+        self.num_blocks = 0
+        self._start = start
+        self._num_stages = num_stages
+        self._sizes: Sizes | None = None
+        self._outcomes: list[StepOutput] = []
+        self._workers = start()
+
+    @property
+    def plans(self) -> Sequence[WorkerPlan]:
+        return self._workers.plans
+
+    def load(
+        self, sizes: Sizes, progress: Progress | None = None
+    ) -> tuple[Executor, SecondsByRows]:
+        self._sizes = sizes
+        self.num_blocks = sizes.num_blocks
+        loaded = self._workers.load(sizes, progress)
+        # While all stages are busy, a step takes what the slowest one does.
+        of_workers = zip(*(one.seconds_by_rows for one in loaded), strict=True)
+        return self, tuple(max(timed, key=itemgetter(1)) for timed in of_workers)
+
+    def submit(self, step: ScheduledStep) -> PendingStep:
+        outcomes, self._outcomes = tuple(self._outcomes), []
+        try:
+            self._workers.run(Run(step, outcomes))
+        except OctavoError as error:
+            return _Lost(error)
+        return _Pending(self)
+
+    def take_output(self) -> StepOutput:
+        """Of the oldest step that was submitted. Raises EngineDeadError."""
+        output = self._workers.output()
+        if self._num_stages > 1:
+            self._outcomes.append(output)
+        return output
+
+    def check(self) -> None:
+        """Raises EngineDeadError if a worker has been lost."""
+        self._workers.check()
+
+    def restart(self) -> None:
+        """New workers in place of those that are gone. Raises EngineDeadError."""
+        if self._sizes is None:
+            raise EngineDeadError("the workers were lost before they were ready")
+        self._workers.kill()
+        self._outcomes = []
+        try:
+            self._workers = self._start()
+            self._workers.load(self._sizes)
+        except OctavoError as error:
+            raise EngineDeadError(f"the workers could not be started again: {error}") from error
+
+    def shutdown(self) -> None:
+        self._workers.close()

@@ -1,0 +1,208 @@
+"""One rank's part of a model: what it will take, loading it, running steps.
+
+A model that one process computes has one worker, in that process. Otherwise each worker is a
+process of its own (worker_main.py), and all ranks of a pipeline's stage run every step alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from octavo import machine
+from octavo.config import Config
+from octavo.core.dtypes import plain_kv_dtype
+from octavo.core.errors import ConfigError, InvariantError
+from octavo.core.model_spec import KVFormat
+from octavo.executor.base import Progress
+from octavo.executor.messages import Place, Sizes, WorkerPlan
+from octavo.layers.share import Share
+from octavo.models.engine_model import EngineModel, ModelWeights
+from octavo.models.kv_factors import factors_of_cache
+from octavo.models.pipeline_stage import PipelineStage, divide_layers
+from octavo.models.registry import engine_model
+from octavo.models.sharded import sharded
+from octavo.ops.backend import Backend, backend_name, load_backend
+from octavo.runner.model_runner import ModelRunner
+from octavo.runner.pipeline import Pipeline
+from octavo.sampling.sampler import Sampler
+from octavo.weights import Checkpoint, open_checkpoint
+
+if TYPE_CHECKING:
+    from octavo.ops.collectives import Group
+    from octavo.speculative.proposers import Proposers
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """What a worker has of the others: those that share its layers, and the stages around it."""
+
+    group: Group | None = None
+    pipeline: Pipeline | None = None
+
+
+def open_model(config: Config, name: str) -> Checkpoint:
+    """The target, or a model that guesses for it. Raises ConfigError."""
+    model = config.model
+    return open_checkpoint(
+        name,
+        revision=model.revision if name == model.model else None,  # that of the target
+        download_dir=model.download_dir,
+        token=model.hf_token,
+    )
+
+
+def worker_backend(config: Config, model: EngineModel) -> Backend:
+    """Raises ConfigError for one that isn't there, or that the model can't run on."""
+    return load_backend(
+        backend_name(config.backend.backend, model.only_backend, model.family),
+        device=config.backend.device,
+        threads=config.backend.threads,
+    )
+
+
+class Worker:
+    """Built without weights; `load` makes it able to `execute`."""
+
+    def __init__(
+        self,
+        config: Config,
+        vocab_size: int,
+        checkpoint: Checkpoint,
+        *,
+        model: EngineModel | None = None,
+        backend: Backend | None = None,
+        kernels: Mapping[str, str] | None = None,
+        place: Place = Place(),  # noqa: B008  # it is a constant
+        neighbours: Neighbours = Neighbours(),  # frozen
+    ) -> None:
+        """vocab_size: as of `ModelRunner`. model: the whole, if it is built already. kernels: what
+        the ranks that it shares layers with have chosen. Raises ConfigError.
+        """
+        self._config = config
+        self._vocab_size = vocab_size
+        self._checkpoint = checkpoint
+        self._place = place
+        self._neighbours = neighbours
+        whole = model or engine_model(checkpoint.config)
+        self.backend = backend or worker_backend(config, whole)
+        stored = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
+        dtype, dtype_reason = self.backend.resolve_dtype(config.model.dtype, stored)
+        self._choices = self.backend.choose(dtype, kernels or config.backend.kernels)
+        self._sampler = Sampler(
+            self.backend, max_num_seqs=config.scheduler.max_num_seqs, vocab_size=vocab_size
+        )
+        self._model, layers = self._part(whole)
+        self._speculation = self._build_speculation(whole, dtype)
+        weights = self._model.plan_weights(
+            checkpoint, self.backend, dtype, config.model.quantization
+        )
+        kv_dtype, kv_reason = self.backend.resolve_kv_dtype(
+            plain_kv_dtype(config.cache.kv_cache_dtype), dtype, weights
+        )
+        self._kv_format = KVFormat(kv_dtype)
+        factors = factors_of_cache(checkpoint, whole.kv_shapes, self._kv_format)
+        self._kv_factors = None if factors is None else [factors[layer] for layer in layers]
+        if factors is not None:
+            kv_reason += ", with the checkpoint's scales"
+        self._weights: ModelWeights = weights
+        self.plan = self._planned(dtype_reason, kv_dtype, kv_reason)
+
+    def load(self, sizes: Sizes, progress: Progress | None = None) -> None:
+        """Read the weights. Raises ConfigError."""
+        self._weights.load(progress)
+        self._checkpoint.release_pages()
+        self._model.prepare(self.backend, sizes.max_model_len)
+
+    def runner(self, sizes: Sizes, backend: Backend | None = None) -> ModelRunner:
+        """Of the loaded model. backend: one that stands before the worker's own. Raises ConfigError
+        if there is no memory for the cache.
+        """
+        return ModelRunner(
+            self._model,
+            backend or self.backend,
+            self._sampler,
+            num_blocks=sizes.num_blocks,
+            block_size=self._config.cache.block_size,
+            kv_format=self._kv_format,
+            kv_factors=self._kv_factors,
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            max_model_len=sizes.max_model_len,
+            vocab_size=self._vocab_size,
+            speculation=self._speculation,
+            pipeline=self._neighbours.pipeline,
+            taps=sizes.taps,
+        )
+
+    def _part(self, whole: EngineModel) -> tuple[EngineModel, range]:
+        """This rank's of the model, and which layers it has."""
+        place, group = self._place, self._neighbours.group
+        if place.tensor_size > 1:
+            if group is None:
+                raise InvariantError(f"rank {place.rank} has nobody to share layers with")
+            whole = sharded(whole, Share(place.tensor_rank, place.tensor_size, group))
+        if place.num_stages == 1:
+            return whole, range(len(whole.kv_shapes))
+        layers = divide_layers(whole, place.num_stages)[place.stage]
+        return PipelineStage(whole, layers), layers
+
+    def _build_speculation(self, whole: EngineModel, dtype: str) -> Proposers | None:
+        """All that guesses, with its weights loaded: where tokens are sampled."""
+        place, config = self._place, self._config
+        methods = config.speculation.parsed.methods
+        if place.num_stages > 1 and any(one["method"] == "layer_skip" for one in methods):
+            raise ConfigError(
+                "--speculative-config: layer_skip guesses with the model's first layers, and under "
+                "--pipeline-parallel-size these are on another stage than the last; use ngram, "
+                "suffix, draft_model or eagle3, or --tensor-parallel-size"
+            )
+        if not methods or not place.is_last_stage:
+            return None
+        from octavo.speculative.proposers import Proposers  # only who guesses loads it
+        from octavo.speculative.registry import Target, build_proposers
+
+        target = Target(
+            model=whole,
+            checkpoint=self._checkpoint,
+            backend=self.backend,
+            sampler=self._sampler,
+            dtype=dtype,
+            quantization=config.model.quantization,
+            vocab_size=self._vocab_size,
+            open_model=partial(open_model, config),
+        )
+        return Proposers(build_proposers(methods, target))
+
+    def _planned(self, dtype_reason: str, kv_dtype: str, kv_reason: str) -> WorkerPlan:
+        backend, weights = self.backend, self._weights
+        shapes = self._model.kv_shapes
+        if self._speculation is not None:
+            shapes = [*shapes, *self._speculation.kv_heads]
+        num_bytes: Counter[str] = Counter()
+        for name, size in zip(weights.formats, weights.num_bytes, strict=True):
+            num_bytes[name] += size
+        return WorkerPlan(
+            weights=dict(num_bytes),
+            formats=weights.formats,
+            block_bytes=backend.kv_block_bytes(
+                self._config.cache.block_size, shapes, self._kv_format
+            ),
+            free_memory_bytes=backend.free_memory_bytes(),
+            memory=f"{machine.boot_id()} {backend.device}",
+            max_position=self._model.max_position,
+            device=backend.device,
+            backend=backend.name,
+            description=backend.describe(),
+            dtype_reason=dtype_reason,
+            kv_dtype=kv_dtype,
+            kv_reason=kv_reason,
+            kernels=tuple(
+                (one.implementation.backend, one.op, one.implementation.name)
+                for one in self._choices
+            ),
+            taps=() if self._speculation is None else self._speculation.taps,
+            num_layers=len(self._model.kv_shapes),
+        )

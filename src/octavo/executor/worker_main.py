@@ -1,0 +1,110 @@
+"""What runs in a worker's own process."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import socket
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from octavo.config import Config
+from octavo.core.errors import ConfigError
+from octavo.executor.messages import Ending, Loaded, Offer, Progress, Run, Setup, Sizes
+from octavo.logs import log_to_stderr
+from octavo.parallel.channel import Channel
+from octavo.parallel.lifeline import Lifeline
+
+logger = logging.getLogger("octavo")
+
+
+class Begin(NamedTuple):
+    """The first message to a child. lifeline: a file descriptor that it has."""
+
+    lifeline: int
+    timeout_s: float
+
+
+def run(end: socket.socket) -> None:
+    """In a child of the engine's process."""
+    channel = Channel(end)
+    with closing(channel), suppress(EOFError):  # the parent is gone
+        begin: Begin = channel.receive()
+        work(channel, socket.socket(fileno=begin.lifeline), begin.timeout_s)
+
+
+def work(channel: Channel, lifeline: socket.socket, timeout_s: float) -> None:
+    """Be a worker until the channel ends. Raises EOFError when it does."""
+    gc.disable()
+    life = Lifeline(lifeline, timeout_s)
+    try:
+        _work(channel)
+    except EOFError:
+        raise
+    except ConfigError as error:
+        channel.send(Ending(str(error), is_refusal=True))
+    except MemoryError:
+        logger.critical("out of memory", exc_info=True)
+        life.say_last("has run out of memory")
+    except Exception as error:  # whoever waits must hear of it, whatever it was
+        logger.critical("the worker has failed", exc_info=True)
+        # The cause's own text may hold paths or internals and can reach clients.
+        life.say_last(f"has failed ({type(error).__name__}); the server's log has the details")
+
+
+def _work(channel: Channel) -> None:
+    setup: Setup = channel.receive()
+    if setup.cpus:
+        os.sched_setaffinity(0, setup.cpus)  # of all threads that are started from here on
+    config = Config.from_flat(setup.settings)
+    log_to_stderr(config.server.log_level)
+    from octavo.executor.neighbours import meet  # what computes: only now, on its CPUs
+    from octavo.executor.worker import Worker, open_model, worker_backend
+    from octavo.models.registry import engine_model
+
+    checkpoint = setup.checkpoint or open_model(config, config.model.model)
+    model = engine_model(checkpoint.config)
+    backend = worker_backend(config, model)
+
+    def exchange(offer: Offer) -> list[Offer]:
+        channel.send(offer)
+        offers: list[Offer] = channel.receive()
+        return offers
+
+    neighbours, kernels = meet(setup, config, checkpoint, backend, exchange)
+    if kernels:
+        config = replace(config, backend=replace(config.backend, kernels=kernels))
+    worker = Worker(
+        config,
+        setup.vocab_size,
+        checkpoint,
+        model=model,
+        backend=backend,
+        place=setup.place,
+        neighbours=neighbours,
+    )
+    channel.send(worker.plan)
+    sizes: Sizes = channel.receive()
+    worker.load(sizes, _progress(channel))
+    runner = worker.runner(sizes)
+    seconds = runner.seconds_by_rows(sizes.calibrated_rows) if sizes.calibrated_rows else []
+    channel.send(Loaded(tuple(seconds)))
+    gc.freeze()
+    gc.enable()
+    place = setup.place
+    reports = place.is_last_stage and place.tensor_rank == 0
+    while True:
+        message: Run = channel.receive()
+        output = runner.execute(message.step, message.outcomes)
+        if reports:
+            channel.send(output)
+
+
+def _progress(channel: Channel) -> Callable[[int, int], None]:
+    def tell(done: int, total: int) -> None:
+        channel.send(Progress(done, total))
+
+    return tell
