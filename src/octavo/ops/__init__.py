@@ -24,6 +24,7 @@ from octavo.ops.attention import (
     write_latent,
 )
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
+from octavo.ops.collectives import Group, all_gather, all_reduce
 from octavo.ops.elementwise import add, clamp, scale, softcap
 from octavo.ops.embedding import embedding
 from octavo.ops.experts import Router, experts, route
@@ -44,11 +45,14 @@ __all__ = [
     "OPS",
     "Array",
     "BatchContext",
+    "Group",
     "HostBatch",
     "KVLayer",
     "Router",
     "add",
     "adjust_logits",
+    "all_gather",
+    "all_reduce",
     "clamp",
     "clamped_silu_mul",
     "copy_blocks",

@@ -15,6 +15,7 @@ from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.ops.array import Array
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
+from octavo.ops.collectives import Group
 from octavo.ops.op import Choice
 from octavo.quantization.grouped import GroupedTensor
 
@@ -26,6 +27,11 @@ matrices in it, one under another; for logits, where small errors show more; or 
 decide, so that it is never quantized), or use it element by element.
 """
 
+
+GroupOffer = dict[str, str | int]
+"""What JSON can carry. "address": where this rank is reached from other machines, as far as it
+knows; whoever hands the offers on may put a better one in.
+"""
 
 KVShape = tuple[int, int] | LatentShape
 """What a layer's cache holds of a token: keys and values (G, E) each, or one latent vector."""
@@ -188,6 +194,19 @@ class Backend(Protocol):
         ...
 
     def batch_context(self, host: HostBatch, kv_layers: tuple[KVLayer, ...]) -> BatchContext: ...
+
+    def offer_group(self, rank: int, size: int) -> GroupOffer:
+        """What the others must know of this rank to make a group of `size` with it. What it opens
+        for them is kept until `join_group`.
+        """
+        ...
+
+    def join_group(self, rank: int, size: int, offers: Sequence[GroupOffer]) -> Group:
+        """The group of those who made the offers, in order of ranks; all must join.
+
+        Raises ConfigError if they can't reach each other.
+        """
+        ...
 
     def compile(self, function: F) -> F:
         """A faster form of a function of ops: identity, a captured graph, or a recorded tape."""

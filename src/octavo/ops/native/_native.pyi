@@ -2,7 +2,7 @@
 says otherwise, and no smaller than the shapes given.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, overload
 
 import numpy as np
@@ -103,6 +103,36 @@ class LatentCache:
 
 def latent_block_bytes(format: int, block_size: int, rank: int, rope_dim: int) -> int: ...
 
+class GroupMemory:
+    """Memory that ranks of one machine share; without a name. Raises OSError if the system has
+    none.
+    """
+
+    def __init__(self, ranks: int, key: int) -> None: ...
+    @property
+    def file(self) -> int:
+        """The number of the open file that it is, by which other processes open it."""
+    @staticmethod
+    def open(path: str, ranks: int, key: int) -> GroupMemory:
+        """Raises OSError if there is no such file, ValueError if it is another."""
+
+class Collective:
+    """How ranks exchange rows; see csrc/collective.h."""
+
+class SharedGroup(Collective):
+    """Raises ValueError if the memory has such a rank already."""
+
+    def __init__(self, memory: GroupMemory, rank: int) -> None: ...
+
+class CalledGroup(Collective):
+    """exchange: is given what this rank sends, (bytes,) uint8, and fills (ranks, bytes) uint8 with
+    what each does; valid until it returns.
+    """
+
+    def __init__(
+        self, rank: int, ranks: int, exchange: Callable[[np.ndarray, np.ndarray], None]
+    ) -> None: ...
+
 class RegionTimes:
     def tell(self) -> list[tuple[str, float, float, float]]:
         """Name, nanoseconds, bytes and operations of each region."""
@@ -115,7 +145,7 @@ class Tape:
     def __init__(self, pool: Pool, kernels: Kernels) -> None: ...
     def input(self, symbol: int, columns: int, /) -> _Place: ...
     def int_input(self, symbol: int, /) -> _Place: ...
-    def embedding(self, table: PackedMatrix, ids: _Place, /) -> _Place: ...
+    def embedding(self, table: PackedMatrix, ids: _Place, first: int = 0, /) -> _Place: ...
     def linear(
         self, weights: Sequence[PackedMatrix], x: _Place, bias: np.ndarray | None
     ) -> _Place: ...
@@ -176,6 +206,8 @@ class Tape:
     def clamp(self, x: _Place, size: int, limit: float, /) -> _Place: ...
     def softcap(self, x: _Place, size: int, cap: float, /) -> _Place: ...
     def take_rows(self, x: _Place, size: int, rows: _Place, /) -> _Place: ...
+    def all_reduce(self, x: _Place, size: int, group: Collective, /) -> _Place: ...
+    def all_gather(self, x: _Place, columns: Sequence[int], group: Collective, /) -> _Place: ...
     def write_kv(self, k: _Place, v: _Place, cache: KVCache, /) -> None: ...
     def attention(
         self,

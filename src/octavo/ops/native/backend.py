@@ -12,13 +12,14 @@ import numpy as np
 
 from octavo import machine
 from octavo.core.dtypes import BYTES_PER_VALUE, DTYPE_ALIASES
-from octavo.core.errors import ConfigError
+from octavo.core.errors import ConfigError, InvariantError
 from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.ops.array import Array
-from octavo.ops.backend import KVShape, WeightFormats, WeightRequest, cpu_threads
+from octavo.ops.backend import GroupOffer, KVShape, WeightFormats, WeightRequest, cpu_threads
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.native import (  # noqa: F401  (importing registers the implementations)
     _native,
+    group,
     ops,
     sampling,
 )
@@ -70,6 +71,7 @@ class NativeBackend:
 
     def __init__(self, *, threads: int | None = None) -> None:
         self.runtime = Runtime(cpu_threads(threads))
+        self._offered: group.Offered | None = None
         self._isas = [name for name, problem in ops.ISAS.items() if not problem][-1:]
 
     def describe(self) -> str:
@@ -183,6 +185,16 @@ class NativeBackend:
 
     def batch_context(self, host: HostBatch, kv_layers: tuple[KVLayer, ...]) -> BatchContext:
         return batch_context(self.runtime, host, kv_layers)
+
+    def offer_group(self, rank: int, size: int) -> GroupOffer:
+        self._offered = group.offer(rank, size)
+        return self._offered.offer
+
+    def join_group(self, rank: int, size: int, offers: Sequence[GroupOffer]) -> group.NativeGroup:
+        if self._offered is None:
+            raise InvariantError(f"rank {rank} joins a group to which it has offered nothing")
+        offered, self._offered = self._offered, None
+        return group.join(rank, size, offers, offered)
 
     def compile(self, function: F) -> F:
         """A recorded tape; an op by itself is one already."""

@@ -16,6 +16,7 @@ from octavo.ops.experts import Gate, Router
 from octavo.ops.native import _native
 from octavo.ops.native.array import NativeArray, Place
 from octavo.ops.native.batch import NativeKVLayer, NativeLatentLayer
+from octavo.ops.native.group import NativeGroup
 from octavo.ops.native.recorder import Recorder, Recording
 from octavo.ops.native.weights import LANES, PackedWeight, Weight, pack_rows
 from octavo.ops.op import Op, Target, implements
@@ -108,18 +109,18 @@ def _matrices(weight: Weight | NativeArray, recorder: Recorder) -> list[_native.
 
 
 @native(ops.embedding, "token_ids", array_type=PackedWeight)
-def embedding(table: PackedWeight, token_ids: NativeArray) -> NativeArray:
+def embedding(table: PackedWeight, token_ids: NativeArray, first: int = 0) -> NativeArray:
     recorder = _recorder(token_ids)
     (matrix,) = _matrices(table, recorder)
-    ref = recorder.tape.embedding(matrix, token_ids.ref)
+    ref = recorder.tape.embedding(matrix, token_ids.ref, *([first] if first else []))
     return recorder.at(ref, table.shape[1:])
 
 
 @native(ops.embedding, "token_ids")
-def array_embedding(table: NativeArray, token_ids: NativeArray) -> NativeArray:
+def array_embedding(table: NativeArray, token_ids: NativeArray, first: int = 0) -> NativeArray:
     recorder = _recorder(token_ids)
     (matrix,) = _matrices(table, recorder)
-    ref = recorder.tape.embedding(matrix, token_ids.ref)
+    ref = recorder.tape.embedding(matrix, token_ids.ref, *([first] if first else []))
     return recorder.at(ref, table.shape[1:])
 
 
@@ -300,6 +301,24 @@ def softcap(x: NativeArray, cap: float) -> NativeArray:
 def take_rows(x: NativeArray, rows: NativeArray) -> NativeArray:
     ref = _recorder(x).tape.take_rows(x.ref, x.columns, rows.ref)
     return _recorder(x).at(ref, x.shape[1:])
+
+
+@native(ops.all_reduce, "x", isas=NO_KERNEL)
+def all_reduce(x: NativeArray, group: NativeGroup) -> NativeArray:
+    recorder = _recorder(x)
+    if group.size == 1:
+        return x
+    ref = recorder.tape.all_reduce(x.ref, x.columns, group.collective)
+    return recorder.at(ref, x.shape[1:])
+
+
+@native(ops.all_gather, "x", isas=NO_KERNEL)
+def all_gather(x: NativeArray, group: NativeGroup, columns: Sequence[int]) -> NativeArray:
+    recorder = _recorder(x)
+    if group.size == 1:
+        return x
+    ref = recorder.tape.all_gather(x.ref, list(columns), group.collective)
+    return recorder.at(ref, (sum(columns),))
 
 
 @native(ops.split_columns, "x", isas=NO_KERNEL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
@@ -16,12 +17,13 @@ from octavo.core.dtypes import BYTES_PER_VALUE, DTYPE_ALIASES
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat, LatentShape
 from octavo.ops import Array
-from octavo.ops.backend import KVShape, WeightFormats, WeightRequest, cpu_threads
+from octavo.ops.backend import GroupOffer, KVShape, WeightFormats, WeightRequest, cpu_threads
 from octavo.ops.batch import BatchContext, HostBatch, KVLayer
 from octavo.ops.op import Choice, Target, choose_all
 from octavo.ops.torch import (  # noqa: F401  (importing registers the implementations)
     activations,
     attention,
+    collectives,
     elementwise,
     embedding,
     experts,
@@ -33,7 +35,9 @@ from octavo.ops.torch import (  # noqa: F401  (importing registers the implement
 )
 from octavo.ops.torch.batch import TorchBatchContext, TorchKVLayer, TorchLatentLayer
 from octavo.ops.torch.dtypes import to_array, to_tensor, torch_dtype
+from octavo.ops.torch.group import TorchGroup, join
 from octavo.ops.torch.weights import TorchWeightPlan
+from octavo.parallel.host import listening_socket, own_address
 
 logger = logging.getLogger("octavo")
 
@@ -57,6 +61,7 @@ class TorchBackend:
         # before any parallel work.
         torch.set_flush_denormal(True)
         usable = cpu_threads(threads)
+        self._listening: socket.socket | None = None  # of an offer, for those who will join
         torch.set_num_threads(min(torch.get_num_threads(), usable) if threads is None else usable)
 
     def describe(self) -> str:
@@ -178,6 +183,17 @@ class TorchBackend:
             kv_layers=kv_layers,
             kv_slots=self.from_host(host.kv_slots),
         )
+
+    def offer_group(self, rank: int, size: int) -> GroupOffer:
+        offer: GroupOffer = {"address": own_address()}
+        if rank == 0:
+            self._listening = listening_socket(str(offer["address"]))
+            offer["port"] = self._listening.getsockname()[1]
+        return offer
+
+    def join_group(self, rank: int, size: int, offers: Sequence[GroupOffer]) -> TorchGroup:
+        listening, self._listening = self._listening if rank == 0 else None, None
+        return join(rank, size, offers, self._device, listening)
 
     def compile(self, function: F) -> F:
         """`function` under inference mode, on whatever thread it is called."""
