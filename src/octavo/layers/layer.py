@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from octavo.core.errors import InvariantError
@@ -36,6 +36,25 @@ class Piece(NamedTuple):
         if self.columns is None:
             return (num_rows, *shape[1:])
         return (num_rows, len(self.columns))
+
+    def take_rows(self, rows: range) -> Piece:
+        """The piece of these of its rows."""
+        count = self.part_shape[0]
+        if rows == range(count):
+            return self
+        return self._replace(rows=(range(count) if self.rows is None else self.rows)[_slice(rows)])
+
+    def take_columns(self, columns: range) -> Piece:
+        """The piece of these of its columns."""
+        count = self.part_shape[1]
+        if columns == range(count):
+            return self
+        own = range(count) if self.columns is None else self.columns
+        return self._replace(columns=own[_slice(columns)])
+
+
+def _slice(of: range) -> slice:
+    return slice(of.start, of.stop)
 
 
 class Weight:
@@ -92,6 +111,31 @@ class Weight:
     @array.setter
     def array(self, value: Array) -> None:
         self._array = value
+
+    def take_rows(self, ranges: Sequence[range]) -> None:
+        """Become the rows in these ranges (of step 1), one range after another. Nothing else
+        changes; of the checkpoint only these rows will be read.
+        """
+        pieces = []
+        for wanted in ranges:
+            if wanted.step != 1 or not 0 <= wanted.start < wanted.stop <= self.shape[0]:
+                raise InvariantError(f"a weight of shape {self.shape} has no rows {wanted}")
+            begin = 0
+            for piece in self.pieces:
+                count = piece.part_shape[0]
+                first, last = max(wanted.start - begin, 0), min(wanted.stop - begin, count)
+                if first < last:
+                    pieces.append(piece.take_rows(range(first, last)))
+                begin += count
+        self.pieces = tuple(pieces)
+        self.shape = (sum(map(len, ranges)), *self.shape[1:])
+
+    def take_columns(self, columns: range) -> None:
+        """Become these columns (of step 1) of the matrix, as `take_rows` does."""
+        if columns.step != 1 or not 0 <= columns.start < columns.stop <= self.shape[1]:
+            raise InvariantError(f"a weight of shape {self.shape} has no columns {columns}")
+        self.pieces = tuple(piece.take_columns(columns) for piece in self.pieces)
+        self.shape = (self.shape[0], len(columns))
 
     def release(self) -> None:
         """Keep the array no longer."""
