@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.core.model_spec import AttentionSpec
 from octavo.layers.layer import Layer, Weight
 from octavo.layers.linear import Linear
-from octavo.layers.norm import Norm
+from octavo.layers.norm import LayerNorm, Norm
 from octavo.layers.rope import RopeTable, Temperature
+from octavo.layers.share import Share
 from octavo.ops import Array, BatchContext, clamp, paged_attention, rotary, split_columns, write_kv
+from octavo.parallel.division import Heads, divide_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Attention(Layer):
         self.softmax_scale = spec.head_dim**-0.5 if softmax_scale is None else softmax_scale
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.columns = (queries, keys, keys)
+        self.part: Heads | None = None
         outputs, order = _projections(name, spec, stored, rope)
         self.qkv = Linear(
             outputs,
@@ -102,6 +105,46 @@ class Attention(Layer):
             is_transposed=stored.is_transposed,
         )
 
+    def shard(self, share: Share) -> list[int]:
+        """Keep a rank's heads. Returns the parameters that each rank has of the matrices.
+
+        Where all heads' queries or keys are normalised together, every rank computes all of these.
+        """
+        spec, hidden_size = self.spec, self.qkv.weight.shape[1]
+        parts = divide_heads(spec.num_heads, spec.num_kv_heads, share.size)
+        mine = self.part = parts[share.rank]
+        wanted = [
+            (self._all_together(self.query_norm), range(spec.num_heads), mine.queries),
+            (self._all_together(self.key_norm), range(spec.num_kv_heads), mine.keys),
+            (False, range(spec.num_kv_heads), mine.keys),
+        ]
+        outputs, begin = [], 0
+        for is_whole, heads, own in wanted:
+            outputs.append(self._values(heads if is_whole else own, begin))
+            begin += len(heads) * spec.head_dim
+        self.qkv.take_outputs(outputs)
+        self.columns = tuple(map(len, outputs))
+        for norm, own in ((self.query_norm, mine.queries), (self.key_norm, mine.keys)):
+            if isinstance(norm, LayerNorm):
+                norm.take_heads(own)
+        if self.slopes is not None:
+            self.slopes = self.slopes[mine.queries.start : mine.queries.stop]
+        if self.sinks is not None:
+            self.sinks.take_rows([mine.queries])
+        self.output.take_inputs(self._values(mine.queries), share)
+        self.spec = self._spec_of(mine)
+        return [self._spec_of(part).num_matrix_parameters(hidden_size) for part in parts]
+
+    def _spec_of(self, part: Heads) -> AttentionSpec:
+        return replace(self.spec, num_heads=len(part.queries), num_kv_heads=len(part.keys))
+
+    def _values(self, heads: range, first: int = 0) -> range:
+        size = self.spec.head_dim
+        return range(first + heads.start * size, first + heads.stop * size)
+
+    def _all_together(self, norm: Norm | None) -> bool:
+        return norm is not None and norm.size != self.spec.head_dim
+
     def __call__(self, x: Array, ctx: BatchContext) -> Array:
         return self.attend(self.qkv(x), ctx)
 
@@ -110,9 +153,10 @@ class Attention(Layer):
         if self.clip is not None:
             qkv = clamp(qkv, self.clip)
         q, k, v = split_columns(qkv, self.columns)
-        q = self._heads(q, self.spec.num_heads, self.query_norm)
-        k = self._heads(k, self.spec.num_kv_heads, self.key_norm)
-        v = self._heads(v, self.spec.num_kv_heads, None)
+        part = self.part
+        q = self._heads(q, self.spec.num_heads, self.query_norm, part and part.queries)
+        k = self._heads(k, self.spec.num_kv_heads, self.key_norm, part and part.keys)
+        v = v.reshape(-1, self.spec.num_kv_heads, self.spec.head_dim)
         if self.rope is not None:
             q = rotary(q, self.rope.array, ctx.positions)
             k = rotary(k, self.rope.array, ctx.positions)
@@ -131,15 +175,23 @@ class Attention(Layer):
             slopes=self.slopes,
             sinks=None if self.sinks is None else self.sinks.array,
         )
-        return self.output(y.reshape(-1, self.columns[0]))
+        return self.output(y.reshape(-1, self.spec.num_heads * self.spec.head_dim))
 
-    def _heads(self, x: Array, count: int, norm: Norm | None) -> Array:
-        """x (T, count E) -> (T, count, E), normalised."""
+    def _heads(self, x: Array, count: int, norm: Norm | None, own: range | None) -> Array:
+        """x (T, count E) -> (T, count, E), normalised. own: which heads these are, of more that x
+        has if they are normalised together.
+        """
         size = self.spec.head_dim
         if norm is None or norm.size == size:
             x = x.reshape(-1, count, size)
             return x if norm is None else norm(x)
-        return norm(x).reshape(-1, count, size)
+        x = norm(x)
+        if own is not None:
+            first, last = own.start * size, own.stop * size
+            widths = {0: first, 1: last - first, 2: norm.size - last}
+            taken = [place for place, width in widths.items() if width]
+            x = split_columns(x, [widths[place] for place in taken])[taken.index(1)]
+        return x.reshape(-1, count, size)
 
 
 def sorted_pairs(first: int, size: int, rotated: int) -> list[range]:

@@ -9,6 +9,7 @@ from octavo.layers.layer import Layer, num_vector_parameters
 from octavo.layers.mlp import MLP, GatedMLP
 from octavo.layers.moe import MoE
 from octavo.layers.norm import Norm
+from octavo.layers.share import Share
 from octavo.ops import Array, BatchContext, add, scale
 
 
@@ -44,21 +45,44 @@ class DecoderBlock(Layer):
         self.is_parallel = is_parallel
         self.keeps_normed = keeps_normed
         self.residual_factor = residual_factor
+        self.share: Share | None = None
 
     @property
     def spec(self) -> LayerSpec:
         return LayerSpec(self.attention.spec, self.mlp.spec, num_vector_parameters(self))
 
+    def shard(self, share: Share) -> None:
+        """Keep a rank's heads and inner columns; the rest is every rank's."""
+        self.mlp.shard(share, self.attention.shard(share))
+        self.share = share
+
     def __call__(self, x: Array, ctx: BatchContext) -> Array:
         attended = x if self.attention_norm is None else self.attention_norm(x)
         stream = attended if self.keeps_normed else x
-        y = self._sum(stream, self.attention(attended, ctx), self.attention_out_norm)
+        if self.share is not None and self._adds_one_update:
+            given = attended if self.mlp_norm is None else self.mlp_norm(x)
+            of_both = add(self.attention(attended, ctx), self.mlp(given))
+            return self._sum(x, self.share.sum(of_both), None)
+        y = self._of_ranks(self.attention(attended, ctx))
+        y = self._sum(stream, y, self.attention_out_norm)
         given = x if self.is_parallel else y
         if self.mlp_norm is not None:
             given = self.mlp_norm(given)
         elif self.is_parallel:
             given = attended
-        return self._sum(given if self.keeps_normed else y, self.mlp(given), self.mlp_out_norm)
+        stream = given if self.keeps_normed else y
+        return self._sum(stream, self._of_ranks(self.mlp(given)), self.mlp_out_norm)
+
+    @property
+    def _adds_one_update(self) -> bool:
+        """Whether attention and MLP may be added up before ranks are: one exchange instead of
+        two.
+        """
+        norms = (self.attention_out_norm, self.mlp_out_norm)
+        return self.is_parallel and not self.keeps_normed and norms == (None, None)
+
+    def _of_ranks(self, x: Array) -> Array:
+        return x if self.share is None else self.share.sum(x)
 
     def _sum(self, x: Array, update: Array, norm: Norm | None) -> Array:
         if norm is not None:

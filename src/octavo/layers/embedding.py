@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from octavo.layers.layer import Layer, Piece, Weight
 from octavo.layers.linear import Linear
+from octavo.layers.share import Share
 from octavo.ops import Array, add, embedding, scale
+from octavo.parallel.division import divide_vocabulary
 
 
 class Embedding(Layer):
@@ -22,12 +24,24 @@ class Embedding(Layer):
         factor: float | None = None,
         projection: Linear | None = None,
     ) -> None:
+        self.vocab_size = vocab_size
         self.table = Weight(name, shape=(vocab_size, size), role="table")
+        self.first = 0
+        self.share: Share | None = None
         self.factor = factor
         self.projection = projection
 
+    def shard(self, share: Share) -> None:
+        """Keep the rows of a rank's tokens."""
+        mine = divide_vocabulary(self.vocab_size, share.size)[share.rank]
+        self.table.take_rows([mine])
+        self.first = mine.start
+        self.share = share
+
     def __call__(self, token_ids: Array) -> Array:
-        rows = embedding(self.table.array, token_ids)
+        rows = embedding(self.table.array, token_ids, self.first)
+        if self.share is not None:
+            rows = self.share.sum(rows)
         if self.projection is not None:
             rows = self.projection(rows)
         return rows if self.factor is None else scale(rows, self.factor)

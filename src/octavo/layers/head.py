@@ -5,7 +5,9 @@ from __future__ import annotations
 from octavo.layers.embedding import Embedding
 from octavo.layers.layer import Layer, Weight
 from octavo.layers.linear import Linear
+from octavo.layers.share import Share
 from octavo.ops import Array, linear, scale, softcap, take_rows
+from octavo.parallel.division import divide_vocabulary
 
 
 class Head(Layer):
@@ -31,9 +33,19 @@ class Head(Layer):
         names = table.names if name is None else (name,)
         self.weight = Weight(*names, shape=table.shape, role="head")
         self.bias = None if bias is None else Weight(bias, shape=table.shape[:1], role="vector")
+        self.share: Share | None = None
+        self.parts: tuple[range, ...] = (range(table.shape[0]),)
         self.factor = factor
         self.cap = cap
         self.projection = projection
+
+    def shard(self, share: Share) -> None:
+        """Keep a rank's tokens: those that it has of the table."""
+        self.parts = divide_vocabulary(self.weight.shape[0], share.size)
+        for weight in (self.weight, self.bias):
+            if weight is not None:
+                weight.take_rows([self.parts[share.rank]])
+        self.share = share
 
     def __call__(self, hidden: Array, rows: Array) -> Array:
         bias = None if self.bias is None else self.bias.array
@@ -43,4 +55,8 @@ class Head(Layer):
         logits = linear(wanted, self.weight.array, bias)
         if self.factor != 1.0:
             logits = scale(logits, self.factor)
-        return logits if self.cap is None else softcap(logits, self.cap)
+        if self.cap is not None:
+            logits = softcap(logits, self.cap)
+        if self.share is not None:
+            logits = self.share.side_by_side(logits, [len(part) for part in self.parts])
+        return logits

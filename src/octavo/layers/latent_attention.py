@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.core.model_spec import LatentAttentionSpec
 from octavo.layers.layer import Layer, Piece, Weight
 from octavo.layers.linear import Linear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import RopeTable
+from octavo.layers.share import Share
 from octavo.ops import (
     Array,
     BatchContext,
@@ -16,6 +19,7 @@ from octavo.ops import (
     split_columns,
     write_latent,
 )
+from octavo.parallel.division import divide_heads
 
 _NORM_EPS = 1e-6  # of both inner norms, whatever that of the others is
 
@@ -85,6 +89,28 @@ class LatentAttention(Layer):
         self.of_keys = Weight(shape=(heads * spec.kv_rank, nope), role="matrices", pieces=keys)
         self.of_values = Weight(shape=(heads * value, spec.kv_rank), role="matrices", pieces=values)
         self.output = Linear({f"{name}.o_proj": hidden_size}, heads * value, has_bias=has_bias)
+
+    def shard(self, share: Share) -> list[int]:
+        """Keep a rank's heads; what is cached is every rank's. Returns the parameters that each
+        rank has of the matrices.
+        """
+        spec, hidden_size = self.spec, self.latent.weight.shape[1]
+        parts = [part.queries for part in divide_heads(spec.num_heads, spec.num_heads, share.size)]
+        mine = parts[share.rank]
+
+        def values(size: int, first: int = 0) -> range:
+            """Of these heads, with so many each."""
+            return range(first + mine.start * size, first + mine.stop * size)
+
+        nope, value = spec.nope_dim, spec.value_dim
+        self.query.take_outputs([values(nope), values(spec.rope_dim, spec.num_heads * nope)])
+        self.of_keys.take_rows([values(spec.kv_rank)])
+        self.of_values.take_rows([values(value)])
+        self.output.take_inputs(values(value), share)
+        self.spec = replace(spec, num_heads=len(mine))
+        return [
+            replace(spec, num_heads=len(part)).num_matrix_parameters(hidden_size) for part in parts
+        ]
 
     def __call__(self, x: Array, ctx: BatchContext) -> Array:
         spec, heads = self.spec, self.spec.num_heads

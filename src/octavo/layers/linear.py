@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from octavo.layers.layer import Layer, Piece, Weight
+from octavo.layers.share import Share
 from octavo.ops import Array, linear
 
 
@@ -43,6 +44,20 @@ class Linear(Layer):
         if has_bias:
             pieces = [Piece(f"{name}.bias", (outputs[name],), rows=rows) for name, rows in taken]
             self.bias = Weight(shape=(size,), role="vector", pieces=pieces)
+
+    def take_outputs(self, ranges: Sequence[range]) -> None:
+        """Give only the columns in these ranges, one range after another."""
+        self.weight.take_rows(ranges)
+        if self.bias is not None:
+            self.bias.take_rows(ranges)
+
+    def take_inputs(self, columns: range, share: Share) -> None:
+        """Give what these inputs add to the result, of which the ranks make the sum; the bias is
+        the first rank's.
+        """
+        self.weight.take_columns(columns)
+        if not share.is_first:
+            self.bias = None
 
     def __call__(self, x: Array) -> Array:
         if self.observer is not None:

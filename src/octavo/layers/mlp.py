@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import MLPSpec
 from octavo.layers.layer import Layer
 from octavo.layers.linear import Linear
+from octavo.layers.share import Share
 from octavo.ops import Array, gelu, gelu_tanh, gelu_tanh_mul, relu, silu, silu_mul
+from octavo.parallel.division import divide_inner
 
 _GATES: dict[str, Callable[[Array], Array]] = {
     "silu": silu_mul,
@@ -56,6 +58,14 @@ class GatedMLP(Layer):
         )
         self.down = Linear({f"{name}.{down}": hidden_size}, inner_size, has_bias=has_bias)
 
+    def shard(self, share: Share, taken: Sequence[int]) -> None:
+        """Keep a rank's inner columns. taken: as of `divide_inner`."""
+        inner = self.spec.inner_size
+        mine = _inner_part(share, self.spec, self.gate_up.weight.shape[1], taken)
+        self.gate_up.take_outputs([mine, range(inner + mine.start, inner + mine.stop)])
+        self.down.take_inputs(mine, share)
+        self.spec = MLPSpec(len(mine))
+
     def __call__(self, x: Array) -> Array:
         return self.down(self.gate(self.gate_up(x)))
 
@@ -90,5 +100,17 @@ class MLP(Layer):
             is_transposed=is_transposed,
         )
 
+    def shard(self, share: Share, taken: Sequence[int]) -> None:
+        """Keep a rank's inner columns. taken: as of `divide_inner`."""
+        mine = _inner_part(share, self.spec, self.up.weight.shape[1], taken)
+        self.up.take_outputs([mine])
+        self.down.take_inputs(mine, share)
+        self.spec = MLPSpec(len(mine), is_gated=False)
+
     def __call__(self, x: Array) -> Array:
         return self.down(self.activation(self.up(x)))
+
+
+def _inner_part(share: Share, spec: MLPSpec, hidden_size: int, taken: Sequence[int]) -> range:
+    cost = MLPSpec(1, spec.is_gated).num_parameters(hidden_size)
+    return divide_inner(spec.inner_size, taken, cost, unit=share.inner_unit)[share.rank]

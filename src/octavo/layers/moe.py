@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import MoESpec
+from octavo.core.model_spec import MLPSpec, MoESpec
 from octavo.layers.layer import Layer, Piece, Weight
 from octavo.layers.mlp import GatedMLP
+from octavo.layers.share import Share
 from octavo.ops import Array, Router, add, experts, linear, route, sigmoid_mul
 from octavo.ops.experts import Gate
+from octavo.parallel.division import divide_inner
 
 _GATES: dict[str, Gate] = {
     "silu": "silu_mul",
@@ -89,6 +92,8 @@ class Experts(Layer):
         separate: Callable[[], list[GatedMLP]] | None = None,
     ) -> None:
         self.separate = separate
+        self.spec = spec
+        self.hidden_size = hidden_size
         self.observer: Callable[[Array, Array], None] | None = None
         """Told each input and its routing; for calibration."""
         if activation not in _GATES:
@@ -105,6 +110,27 @@ class Experts(Layer):
         if biases is not None:
             self.gate_up_bias = Weight(shape=(pairs,), role="vector", pieces=biases[0])
             self.down_bias = Weight(shape=(outputs,), role="vector", pieces=biases[1])
+
+    def shard(self, share: Share, taken: Sequence[int]) -> list[int]:
+        """Keep a rank's inner columns of every expert. taken: as of `divide_inner`; returned with
+        what each rank has of the experts.
+        """
+        count, inner = self.spec.num_experts, self.spec.expert.inner_size
+        cost = count * MLPSpec(1).num_parameters(self.hidden_size)
+        parts = divide_inner(inner, taken, cost, unit=share.inner_unit)
+        mine = parts[share.rank]
+        halves = [
+            range(first + mine.start, first + mine.stop)
+            for first in range(0, count * 2 * inner, inner)
+        ]
+        self.gate_up.take_rows(halves)
+        self.down.take_columns(mine)
+        if self.gate_up_bias is not None:
+            self.gate_up_bias.take_rows(halves)
+        if not share.is_first:
+            self.down_bias = None
+        self.spec = replace(self.spec, expert=MLPSpec(len(mine)))
+        return [own + len(part) * cost for own, part in zip(taken, parts, strict=True)]
 
     def __call__(self, x: Array, routing: Array) -> Array:
         if self.observer is not None:
@@ -187,6 +213,16 @@ class MoE(Layer):
             self.shared_gate = Weight(
                 f"{shared_gate}.weight", shape=(1, router.weight.shape[1]), role="router"
             )
+
+    def shard(self, share: Share, taken: Sequence[int]) -> None:
+        """Keep a rank's inner columns of all experts; the router is every rank's. taken: as of
+        `divide_inner`.
+        """
+        with_experts = self.experts.shard(share, taken)
+        self.spec = replace(self.spec, expert=self.experts.spec.expert)
+        if self.shared is not None:
+            self.shared.shard(share, with_experts)
+            self.spec = replace(self.spec, shared=self.shared.spec)
 
     def __call__(self, x: Array) -> Array:
         y = self.experts(x, self.router(x))

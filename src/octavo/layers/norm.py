@@ -64,6 +64,16 @@ class LayerNorm(Layer):
             if has_bias:
                 self.bias = Weight(f"{name}.bias", shape=shape, role="vector", dtype="float32")
 
+    def take_heads(self, heads: range) -> None:
+        """Of those that have a weight of their own: normalise only these."""
+        if self.heads == 1:
+            return
+        of_heads = range(heads.start * self.size, heads.stop * self.size)
+        for weight in (self.weight, self.bias):
+            if weight is not None:
+                weight.take_rows([of_heads])
+        self.heads = len(heads)
+
     def __call__(self, x: Array) -> Array:
         weight, bias = (None if one is None else one.array for one in (self.weight, self.bias))
         if self.heads > 1:

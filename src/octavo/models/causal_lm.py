@@ -15,6 +15,7 @@ from octavo.layers.head import Head
 from octavo.layers.layer import Layer, num_vector_parameters
 from octavo.layers.norm import Norm
 from octavo.layers.rope import PositionTable, RopeTable
+from octavo.layers.share import Share
 from octavo.models.loader import load_weights, make_rope_tables, plan_weights
 from octavo.models.stored_piece import Checkpoint
 from octavo.ops import Array, BatchContext
@@ -82,6 +83,7 @@ class CausalLM(Layer):
         self.blocks = blocks
         self.norm = norm
         self.head = head
+        self.share: Share | None = None
         self.ignored = (*ignored, *_KV_SCALES, "*.rotary_emb.inv_freq")
         if head.is_tied:
             self.ignored += ("*lm_head.weight",)
@@ -105,6 +107,22 @@ class CausalLM(Layer):
         part = copy.copy(self)
         part.blocks = self.blocks[:count]
         return part
+
+    def shard(self, share: Share) -> None:
+        """Become a rank's part of this model, before its weights are planned. What a layer caches,
+        and what `spec` says of layers, is then the rank's; the vocabulary stays the model's.
+
+        Raises ConfigError, with the numbers, if the model can't be divided so.
+        """
+        names = {name for weight in self.weights() for name in weight.names}
+        self.embedding.shard(share)
+        for block in self.blocks:
+            block.shard(share)
+        self.head.shard(share)
+        self.share = share
+        # What only other ranks read is no surprise here.
+        left = names - {name for weight in self.weights() for name in weight.names}
+        self.ignored += tuple(sorted(left))
 
     def embed(self, ctx: BatchContext) -> Array:
         """What the first block is given, (T, D)."""
@@ -147,7 +165,7 @@ class CausalLM(Layer):
 
     @property
     def vocab_size(self) -> int:
-        return self.embedding.table.shape[0]
+        return self.embedding.vocab_size
 
     @property
     def num_parameters(self) -> int:
@@ -157,7 +175,7 @@ class CausalLM(Layer):
     def spec(self) -> ModelSpec:
         return ModelSpec(
             family=self.family,
-            vocab_size=self.embedding.table.shape[0],
+            vocab_size=self.vocab_size,
             hidden_size=self.norm.size,
             max_position=self.max_position,
             layers=tuple(block.spec for block in self.blocks),
