@@ -46,13 +46,17 @@ def boot_id() -> str:
     return _read(_ROOT / "proc/sys/kernel/random/boot_id") or platform.node()
 
 
+def allowed_cpus() -> list[int]:
+    """Numbers of the CPUs that this process may run on, in order; a quota takes none away."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return list(range(os.cpu_count() or 1))
+
+
 def usable_cpus() -> int:
     """CPUs that this process may run on, at most the tightest quota rounded up."""
-    try:
-        cpus = len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        cpus = os.cpu_count() or 1
-    quota = cpu_quota()
+    cpus, quota = len(allowed_cpus()), cpu_quota()
     return cpus if quota is None else min(cpus, max(1, math.ceil(quota)))
 
 
@@ -87,6 +91,18 @@ def cache_root() -> Path:
     if root := os.environ.get("OCTAVO_CACHE_ROOT"):
         return Path(root).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
+
+
+def system_text(path: str) -> str:
+    """Of a file in /proc or /sys, without its newline; empty if it can't be read. path: without the
+    first slash.
+    """
+    return _read(_ROOT / path)
+
+
+def system_names(folder: str, pattern: str) -> list[str]:
+    """Names in a folder of /proc, /sys or /dev that match; none where there is no such folder."""
+    return sorted(path.name for path in (_ROOT / folder).glob(pattern))
 
 
 def _available_bytes() -> int:
