@@ -8,6 +8,8 @@ from typing import Protocol
 from octavo.core.step import DraftRequest, DraftTotals, ScheduledStep, SequenceOutput, StepOutput
 from octavo.scheduler.draft_history import Outcome, SequenceDrafts
 from octavo.scheduler.draft_totals import DraftCounter
+from octavo.scheduler.plan import StepPlan
+from octavo.scheduler.residency import Residency, unsent_blocks
 from octavo.scheduler.sequence import Sequence
 
 
@@ -74,3 +76,38 @@ def outcome_of(request: DraftRequest, result: SequenceOutput) -> Outcome:
     if accepted is None:
         accepted = range(len(result.token_ids) - 1)
     return Outcome(request.length, result.num_drafts, accepted)
+
+
+def add_drafts(
+    drafting: Drafting, residency: Residency, plan: StepPlan, num_tokens: int, num_running: int
+) -> None:
+    """Add drafts to the planned sequences that are one token behind and know all others. That token
+    is a generated one: no first token waits for guesses.
+
+    num_tokens: of the step without them.
+    """
+    indices, sequences, limits = [], [], []
+    for index, (planned, sequence) in enumerate(zip(plan.scheduled, plan.sequences, strict=True)):
+        # An accepted draft is followed by one more token: the last that may come is no draft.
+        limit = sequence.num_tokens_left - 1
+        is_behind_by_one = planned.samples and planned.num_tokens == 1
+        is_generating = planned.start >= sequence.num_prompt_tokens
+        if is_behind_by_one and is_generating and sequence.num_pending == 1 and limit:
+            indices.append(index)
+            sequences.append(sequence)
+            limits.append(limit)
+    if not sequences:
+        return
+    requests = drafting.choose(sequences, limits, num_tokens, plan.budget)
+    for index, sequence, request in zip(indices, sequences, requests, strict=True):
+        # Blocks for guesses are taken only while each running sequence finds one for what it
+        # knows: nobody is preempted for a guess.
+        if request is None or not residency.extend(
+            sequence, request.length, plan, spare=num_running
+        ):
+            continue
+        sequence.is_drafted_for = True
+        plan.scheduled[index] = plan.scheduled[index]._replace(
+            new_block_ids=plan.scheduled[index].new_block_ids + unsent_blocks(sequence),
+            draft=request,
+        )

@@ -245,6 +245,16 @@ def slot_of(sequence: Sequence) -> int:
     return sequence.slot
 
 
+def unsent_blocks(sequence: Sequence) -> tuple[int, ...]:
+    """Of its table, those that the runner doesn't know; it is about to."""
+    table = sequence.block_table
+    if len(table) == sequence.num_sent_blocks:
+        return ()
+    unsent = tuple(table[sequence.num_sent_blocks :])
+    sequence.num_sent_blocks = len(table)
+    return unsent
+
+
 def _binding(sequence: Sequence) -> SlotBinding:
     request = sequence.request
     return SlotBinding(

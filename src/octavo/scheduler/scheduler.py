@@ -18,7 +18,6 @@ from octavo.core.seeds import sequence_seed
 from octavo.core.step import (
     EngineStats,
     LiveLimits,
-    RequestTimes,
     ScheduledSequence,
     ScheduledStep,
     SequenceOutput,
@@ -27,11 +26,12 @@ from octavo.core.step import (
 )
 from octavo.kvcache.block_pool import BlockPool
 from octavo.scheduler.batching import Batching, ContinuousBatching
-from octavo.scheduler.drafting import Drafting
+from octavo.scheduler.deltas import final_delta, news
+from octavo.scheduler.drafting import Drafting, add_drafts
 from octavo.scheduler.limits import LimitRange, Limits
 from octavo.scheduler.plan import StepInFlight, StepPlan
 from octavo.scheduler.policies import Policy
-from octavo.scheduler.residency import Residency, slot_of
+from octavo.scheduler.residency import Residency, slot_of, unsent_blocks
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.totals import Totals
 from octavo.scheduler.waiting import WaitingQueue
@@ -190,7 +190,7 @@ class Scheduler:
             return None
         num_tokens = self._max_num_batched_tokens - plan.budget
         if self._drafting is not None:
-            self._draft(self._drafting, plan, num_tokens)
+            add_drafts(self._drafting, self._residency, plan, num_tokens, len(self._running))
         self._residency.step_began(num_tokens)
         self._count_step(plan, num_tokens)
         step = ScheduledStep(
@@ -285,7 +285,7 @@ class Scheduler:
             plan.num_behind += 1
         new_blocks: tuple[int, ...] = ()
         if len(sequence.block_table) > sequence.num_sent_blocks:
-            new_blocks = self._unsent_blocks(sequence)
+            new_blocks = unsent_blocks(sequence)
         plan.scheduled.append(
             ScheduledSequence(slot_of(sequence), start, count, new_blocks, samples)
         )
@@ -294,38 +294,6 @@ class Scheduler:
         sequence.num_written, sequence.num_computed = start, end
         if end // self._block_size > sequence.num_registered_blocks:
             self._residency.register_full_blocks(sequence)
-
-    def _draft(self, drafting: Drafting, plan: StepPlan, num_tokens: int) -> None:
-        """Add drafts to the planned sequences that are one token behind and know all others. That
-        token is a generated one: no first token waits for guesses.
-        """
-        indices, sequences, limits = [], [], []
-        for index, (planned, sequence) in enumerate(
-            zip(plan.scheduled, plan.sequences, strict=True)
-        ):
-            # An accepted draft is followed by one more token: the last that may come is no draft.
-            limit = sequence.num_tokens_left - 1
-            is_behind_by_one = planned.samples and planned.num_tokens == 1
-            is_generating = planned.start >= sequence.num_prompt_tokens
-            if is_behind_by_one and is_generating and sequence.num_pending == 1 and limit:
-                indices.append(index)
-                sequences.append(sequence)
-                limits.append(limit)
-        if not sequences:
-            return
-        requests = drafting.choose(sequences, limits, num_tokens, plan.budget)
-        for index, sequence, request in zip(indices, sequences, requests, strict=True):
-            # Blocks for guesses are taken only while each running sequence finds one for what it
-            # knows: nobody is preempted for a guess.
-            if request is None or not self._residency.extend(
-                sequence, request.length, plan, spare=len(self._running)
-            ):
-                continue
-            sequence.is_drafted_for = True
-            plan.scheduled[index] = plan.scheduled[index]._replace(
-                new_block_ids=plan.scheduled[index].new_block_ids + self._unsent_blocks(sequence),
-                draft=request,
-            )
 
     def _yield_to_higher_rank(self) -> None:
         """Preempt running sequences that the first waiting one outranks, if that lets it start."""
@@ -401,23 +369,8 @@ class Scheduler:
             reason = sequence.reason_to_finish(token)
             if reason is not None:
                 break
-        token_ids = result.token_ids[: len(known) - num_known]
-        self._totals.generated_tokens += len(token_ids)
-        logprobs = result.logprobs
-        if logprobs is not None:
-            logprobs = logprobs[: len(token_ids)]
-        delta = TokenDelta(
-            sequence.request.request_id,
-            sequence.index,
-            token_ids,
-            logprobs,
-            None,  # reason
-            None,  # stop token
-            sequence.num_cached_tokens,
-        )
-        if sequence.prompt_logprobs is not None:
-            delta = delta._replace(prompt_logprobs=tuple(sequence.prompt_logprobs))
-            sequence.prompt_logprobs = None
+        delta = news(sequence, result, len(known) - num_known)
+        self._totals.generated_tokens += len(delta.token_ids)
         if reason is None:
             return delta
         stopped_by = token if token in sequence.request.sampling.stop_token_ids else None
@@ -452,32 +405,9 @@ class Scheduler:
         group.remove(sequence)
         if not group:
             del self._sequences[request.request_id]
-        times = RequestTimes(
-            request.arrival_time, sequence.first_scheduled_time, sequence.first_token_time, now
-        )
-        return TokenDelta(
-            request.request_id,
-            sequence.index,
-            (),
-            finish_reason=reason,
-            num_cached_tokens=sequence.num_cached_tokens,
-            num_preemptions=sequence.num_preemptions,
-            times=times,
-            error=error,
-            drafts=None if sequence.drafts is None else sequence.drafts.counts(),
-        )
+        return final_delta(sequence, now, error)
 
     # --- small parts --------------------------------------------------------------------------
-
-    @staticmethod
-    def _unsent_blocks(sequence: Sequence) -> tuple[int, ...]:
-        """Of its table, those that the runner doesn't know; it is about to."""
-        table = sequence.block_table
-        if len(table) == sequence.num_sent_blocks:
-            return ()
-        unsent = tuple(table[sequence.num_sent_blocks :])
-        sequence.num_sent_blocks = len(table)
-        return unsent
 
     def _unfinished(self) -> list[Sequence]:
         return [sequence for group in self._sequences.values() for sequence in group]
