@@ -17,6 +17,7 @@ from octavo.core.step import ScheduledStep, TokenDelta
 from octavo.executor.base import StepFailedError
 from octavo.scheduler.sequence import Sequence
 from support.truth import (
+    PendingTruth,
     ScatteredDrafts,
     TruthExecutor,
     continuation,
@@ -50,10 +51,12 @@ class World:
     longest_draft: int
     arrivals: list[Arrival]
     fail_at: frozenset[int] = field(default_factory=frozenset)
+    # Ticks at which the executor is lost, before or after the pipeline is filled.
+    lose_at: frozenset[tuple[int, bool]] = field(default_factory=frozenset)
 
 
 @st.composite
-def worlds(draw: st.DrawFn, *, failures: bool = False) -> World:
+def worlds(draw: st.DrawFn, *, failures: bool = False, losses: bool = False) -> World:
     block_size = draw(st.sampled_from([1, 2, 4, 7]))
     num_blocks = draw(st.integers(3, 40))
     prefixes = draw(st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=3))
@@ -104,6 +107,11 @@ def worlds(draw: st.DrawFn, *, failures: bool = False) -> World:
         fail_at=frozenset(draw(st.sets(st.integers(1, 20), max_size=2)))
         if failures
         else frozenset(),
+        lose_at=frozenset(
+            draw(st.sets(st.tuples(st.integers(0, 25), st.booleans()), min_size=1, max_size=5))
+        )
+        if losses
+        else frozenset(),
     )
 
 
@@ -136,6 +144,7 @@ class Run:
         self.ended: set[tuple[str, int]] = set()
         self.batch: set[Sequence] = set()  # that started since nothing ran
         self.batch_may_grow = True
+        self.num_losses = 0
 
     def take(self, deltas: list[TokenDelta]) -> None:
         for delta in deltas:
@@ -157,6 +166,8 @@ class Run:
                 self.arrive(todo.pop(0).request)
             for arrival in world.arrivals:
                 self.interrupt(arrival, tick)
+            if (tick, False) in world.lose_at:
+                self.lose(pending)
             while len(pending) < world.depth:
                 if not self.scheduler._running:
                     self.batch, self.batch_may_grow = set(), True
@@ -167,7 +178,9 @@ class Run:
                 self.check_batch(step)
                 self.check_memory()
                 pending.append(self.executor.submit(step))
-            if pending:
+            if (tick, True) in world.lose_at:
+                self.lose(pending)
+            elif pending:
                 try:
                     output = pending.popleft().result()
                 except StepFailedError as error:
@@ -180,6 +193,29 @@ class Run:
                 pytest.fail("requests wait but nothing is scheduled")
             tick += 1
             assert tick < idle_limit, "no end in sight"
+
+    def lose(self, pending: deque[PendingTruth]) -> None:
+        """The executor dies, and another comes."""
+        scheduler = self.scheduler
+        running = [(s, list(s.token_ids)) for s in scheduler._running]
+        assert len(scheduler._in_flight) == len(pending)
+        computed = {
+            (s.request.request_id, s.index)
+            for step in scheduler._in_flight
+            for s in step.sequences
+            if s.finish_reason is None
+        }
+        interrupted = scheduler.start_over()
+        pending.clear()
+        self.executor.restart()
+        self.num_losses += 1
+        assert len(interrupted) == len(computed)
+        assert {(one.request_id, one.index) for one in interrupted} == computed
+        assert all(one.start < one.end for one in interrupted)
+        assert all(s.token_ids == known and s in scheduler._waiting for s, known in running)
+        assert not scheduler._running
+        assert self.pool.num_free == self.world.num_blocks
+        self.check_blocks()
 
     def arrive(self, request: Request) -> None:
         try:
@@ -281,6 +317,7 @@ class Run:
     def check_counts(self) -> None:
         stats, steps = self.scheduler.stats(), self.executor.steps
         assert stats.total_steps == len(steps)
+        assert stats.total_restarts == self.num_losses
         assert stats.total_scheduled_sequences == sum(len(step.sequences) for step in steps)
         assert stats.total_sampled_sequences == sum(
             sequence.samples for step in steps for sequence in step.sequences
@@ -324,6 +361,23 @@ def test_tokens_are_right_and_nothing_leaks(world: World) -> None:
 @settings(max_examples=60, deadline=None)
 @given(worlds(failures=True))
 def test_failed_steps_end_their_requests_only(world: World) -> None:
+    run = Run(world)
+    run.play()
+    run.check_end()
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds(losses=True))
+def test_what_is_lost_is_computed_again(world: World) -> None:
+    """`check_end` compares every token, so none is lost and none comes twice."""
+    run = Run(world)
+    run.play()
+    run.check_end()
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(failures=True, losses=True))
+def test_steps_fail_and_executors_die(world: World) -> None:
     run = Run(world)
     run.play()
     run.check_end()

@@ -132,16 +132,22 @@ class TruthExecutor:
         self.steps: list[ScheduledStep] = []
         self.is_shut_down = False
 
-    def submit(self, step: ScheduledStep) -> _Pending:
+    def submit(self, step: ScheduledStep) -> PendingTruth:
         self._before_step(step)
         self.steps.append(step)
         # Until a failure is known, the steps behind it build on what it left undone: they fail too.
         if step.step_id in self._fail_at or self._is_poisoned:
             self._is_poisoned = True
-            return _Pending(self, None)
-        return _Pending(self, self._run(step))
+            return PendingTruth(self, None)
+        return PendingTruth(self, self._run(step))
 
     def failure_is_known(self) -> None:
+        self._is_poisoned = False
+
+    def restart(self) -> None:
+        """What was in the cache is gone, and steps whose results weren't taken are forgotten."""
+        self._cells = [None] * len(self._cells)
+        self._slots.clear()
         self._is_poisoned = False
 
     def shutdown(self) -> None:
@@ -229,7 +235,7 @@ class TruthExecutor:
         return slot.table[block] * self._block_size + offset
 
 
-class _Pending:
+class PendingTruth:
     def __init__(self, executor: TruthExecutor, output: StepOutput | None) -> None:
         self._executor = executor
         self._output = output

@@ -238,7 +238,8 @@ class EngineStats(NamedTuple):
     in use, and kv_capacity: tokens that these blocks have places for, shared blocks counted once;
     1 - kv_tokens / kv_capacity is the KV memory that is reserved and not used.
 
-    drafts: of each configured way of guessing, and all_drafts: of all together.
+    restarts: of the executor, after it was lost. drafts: of each configured way of guessing, and
+    all_drafts: of all together.
     """
 
     num_running: int = 0
@@ -257,6 +258,7 @@ class EngineStats(NamedTuple):
     total_taken_slots: int = 0
     total_kv_tokens: int = 0
     total_kv_capacity: int = 0
+    total_restarts: int = 0
     drafts: tuple[DraftTotals, ...] = ()
 
     @property

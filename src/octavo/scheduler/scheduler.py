@@ -29,7 +29,7 @@ from octavo.scheduler.batching import Batching, ContinuousBatching
 from octavo.scheduler.deltas import final_delta, news
 from octavo.scheduler.drafting import Drafting, add_drafts
 from octavo.scheduler.limits import LimitRange, Limits
-from octavo.scheduler.plan import StepInFlight, StepPlan
+from octavo.scheduler.plan import Interrupted, StepInFlight, StepPlan, interruptions
 from octavo.scheduler.policies import Policy
 from octavo.scheduler.residency import Residency, slot_of, unsent_blocks
 from octavo.scheduler.sequence import Sequence
@@ -119,14 +119,19 @@ class Scheduler:
         self._num_unstarted += 1
 
     def end(
-        self, request_id: str, index: int | None, reason: FinishReason, now: float
+        self,
+        request_id: str,
+        index: int | None,
+        reason: FinishReason,
+        now: float,
+        error: str | None = None,
     ) -> list[TokenDelta]:
         """End one sequence of a request, or all (index None); unknown and finished ones are
-        ignored.
+        ignored. error: why, where that is the reason.
         """
         group = self._sequences.get(request_id, ())
         ended = [s for s in group if index is None or s.index == index]
-        return [self._finish(sequence, reason, now) for sequence in ended]
+        return [self._finish(sequence, reason, now, error) for sequence in ended]
 
     def end_all(self, reason: FinishReason, now: float) -> list[TokenDelta]:
         """End every unfinished sequence."""
@@ -138,16 +143,23 @@ class Scheduler:
         Ends all sequences (only those that hold blocks, under `running_only`) with an error;
         forgets every cached prefix and every step in flight.
         """
-        for _ in self._in_flight:
-            self._residency.step_ended()
-        self._in_flight.clear()
-        self._pool.forget_prefixes()
+        self._forget_steps()
         doomed = [s for s in self._unfinished() if s.slot is not None or not running_only]
-        deltas = [self._finish(s, FinishReason.ERROR, now, error=error) for s in doomed]
-        for survivor in self._unfinished():  # of a step that will never report
-            survivor.num_pending = 0
-            survivor.is_drafted_for = False
-        return deltas
+        return [self._finish(s, FinishReason.ERROR, now, error=error) for s in doomed]
+
+    def start_over(self) -> list[Interrupted]:
+        """The executor is gone, with all that it had computed, and another is about to take its
+        place: what runs waits again, with the tokens that it has, and will be computed anew.
+
+        Forgets every cached prefix and every step in flight; returns what was in these. That is no
+        preemption, which tells of too little memory: it is counted apart.
+        """
+        interrupted = interruptions(self._in_flight)
+        self._forget_steps()
+        for sequence in tuple(self._running):
+            self._put_back(sequence)
+        self._totals.restarts += 1
+        return interrupted
 
     @property
     def has_unfinished(self) -> bool:
@@ -307,11 +319,14 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take slot and blocks away; the sequence is computed again when its turn comes."""
+        self._put_back(sequence)
+        sequence.num_preemptions += 1
+        self._totals.preemptions += 1
+
+    def _put_back(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._residency.stop(sequence)
         sequence.num_written = sequence.num_computed = 0
-        sequence.num_preemptions += 1
-        self._totals.preemptions += 1
         self._waiting.push(sequence)
 
     # --- a step: update -----------------------------------------------------------------------
@@ -411,6 +426,16 @@ class Scheduler:
 
     def _unfinished(self) -> list[Sequence]:
         return [sequence for group in self._sequences.values() for sequence in group]
+
+    def _forget_steps(self) -> None:
+        """None in flight will report, and what the cache holds is not to be used."""
+        for _ in self._in_flight:
+            self._residency.step_ended()
+        self._in_flight.clear()
+        self._pool.forget_prefixes()
+        for sequence in self._unfinished():
+            sequence.num_pending = 0
+            sequence.is_drafted_for = False
 
     def _new_sequence(self, request: Request, index: int) -> Sequence:
         self._num_added += 1

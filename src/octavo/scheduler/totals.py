@@ -25,6 +25,7 @@ class Totals:
     taken_slots: int = 0
     kv_tokens: int = 0
     kv_capacity: int = 0
+    restarts: int = 0
 
     def stats(
         self, num_running: int, num_waiting: int, kv_usage: float, num_kv_blocks: int
@@ -46,4 +47,5 @@ class Totals:
             total_taken_slots=self.taken_slots,
             total_kv_tokens=self.kv_tokens,
             total_kv_capacity=self.kv_capacity,
+            total_restarts=self.restarts,
         )
