@@ -58,7 +58,8 @@ class Crew(Protocol):
     plans: of each worker, by rank.
     """
 
-    plans: Sequence[WorkerPlan]
+    @property
+    def plans(self) -> Sequence[WorkerPlan]: ...
 
     def load(
         self, sizes: Sizes, progress: Progress | None = None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from contextlib import closing, suppress
 
 from octavo.executor.messages import Place
 from octavo.executor.worker_main import Begin
+from octavo.executor.workers import WorkerProcess
 from octavo.parallel.child import Child
 
 
@@ -17,13 +19,12 @@ class LocalWorker:
     def __init__(self, place: Place, timeout_s: float, *, gpu: str | None = None) -> None:
         """gpu: the only one that it sees; None: as this process."""
         self.lifeline, theirs = socket.socketpair()
-        environment = None if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
         with closing(theirs):
             self._child = Child(
                 "octavo.executor.worker_main",
                 name=f"octavo-worker-{place.rank}",
                 pass_fds=[theirs.fileno()],
-                environment=environment,
+                environment=environment_of(gpu),
             )
             self.channel = self._child.channel
             with suppress(EOFError):
@@ -47,3 +48,23 @@ class LocalWorker:
             return f"has ended (exit code {code})"
         words = f"was killed (signal {-code})"
         return f"{words}; has the machine run out of memory?" if code == -9 else words
+
+
+def environment_of(gpu: str | None) -> dict[str, str] | None:
+    """Of a process that sees one GPU alone; None: as this one's."""
+    return None if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+
+
+def launch_here(
+    places: Sequence[Place], gpus: Sequence[str | None], *, timeout_s: float
+) -> list[WorkerProcess]:
+    """Children of this process. timeout_s: see `Lifeline`."""
+    processes: list[WorkerProcess] = []
+    try:
+        for place, gpu in zip(places, gpus, strict=True):
+            processes.append(LocalWorker(place, timeout_s, gpu=gpu))
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    return processes

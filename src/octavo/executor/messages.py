@@ -45,16 +45,17 @@ def places(tensor_size: int, num_stages: int) -> list[Place]:
 
 
 class Setup(NamedTuple):
-    """settings: of `Config.to_flat`. key: by which workers of this start know each other. cpus: to
-    run on; empty for all. host: address of the worker's machine for the others. checkpoint: opened;
-    None on other machines, which open it themselves.
+    """settings: of `Config.to_flat`. key: by which workers of this start know each other.
+    local_rank: among the num_local workers of its machine, all replicas counted. host: address of
+    the machine for the others. checkpoint: opened; None on other machines, which open it themselves.
     """
 
     settings: dict[str, Any]
     vocab_size: int
     place: Place
     key: bytes
-    cpus: tuple[int, ...] = ()
+    local_rank: int
+    num_local: int
     host: str = "127.0.0.1"
     checkpoint: Any = None
 

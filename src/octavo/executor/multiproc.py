@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 
+from octavo.config import Config
 from octavo.core.errors import EngineDeadError, OctavoError
 from octavo.core.step import ScheduledStep, StepOutput
 from octavo.executor.base import Executor, PendingStep, Progress, SecondsByRows
-from octavo.executor.messages import Run, Sizes, WorkerPlan
+from octavo.executor.local_workers import LocalWorker
+from octavo.executor.messages import Run, Setup, Sizes, WorkerPlan, places
 from octavo.executor.workers import Workers
+from octavo.parallel.topology import assign_cpus
+from octavo.weights import Checkpoint
 
 logger = logging.getLogger("octavo")
+
+
+def start_workers(config: Config, vocab_size: int, checkpoint: Checkpoint) -> Callable[[], Workers]:
+    """Starts workers as configured, each on CPUs of its own. Raises ConfigError."""
+    parallel = config.parallel
+    size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    assignment = assign_cpus(size * stages, size, threads=config.backend.threads)
+
+    def start() -> Workers:
+        key = secrets.token_bytes()
+        setups = []
+        for place, cpus in zip(places(size, stages), assignment.sets, strict=True):
+            of_worker = replace(config, backend=replace(config.backend, threads=cpus.threads))
+            settings = of_worker.to_flat()
+            setups.append(Setup(settings, vocab_size, place, key, cpus.cpus, checkpoint=checkpoint))
+        launch = partial(LocalWorker, timeout_s=parallel.worker_timeout)
+        return Workers(launch, setups, timeout_s=parallel.worker_timeout)
+
+    return start
 
 
 class _Pending:

@@ -7,7 +7,6 @@ process of its own (worker_main.py), and all ranks of a pipeline's stage run eve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -64,6 +63,18 @@ def worker_backend(config: Config, model: EngineModel) -> Backend:
     )
 
 
+def chosen_kernels(config: Config, checkpoint: Checkpoint, backend: Backend) -> dict[str, str]:
+    """Op to implementation. Raises ConfigError."""
+    dtype, _ = _dtype(config, checkpoint, backend)
+    choices = backend.choose(dtype, config.backend.kernels)
+    return {one.op: one.implementation.name for one in choices}
+
+
+def _dtype(config: Config, checkpoint: Checkpoint, backend: Backend) -> tuple[str, str]:
+    stored = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
+    return backend.resolve_dtype(config.model.dtype, stored)
+
+
 class Worker:
     """Built without weights; `load` makes it able to `execute`."""
 
@@ -75,12 +86,11 @@ class Worker:
         *,
         model: EngineModel | None = None,
         backend: Backend | None = None,
-        kernels: Mapping[str, str] | None = None,
         place: Place = Place(),  # noqa: B008  # it is a constant
         neighbours: Neighbours = Neighbours(),  # frozen
     ) -> None:
-        """vocab_size: as of `ModelRunner`. model: the whole, if it is built already. kernels: what
-        the ranks that it shares layers with have chosen. Raises ConfigError.
+        """vocab_size: as of `ModelRunner`. model: the whole, if it is built already. Raises
+        ConfigError.
         """
         self._config = config
         self._vocab_size = vocab_size
@@ -89,9 +99,8 @@ class Worker:
         self._neighbours = neighbours
         whole = model or engine_model(checkpoint.config)
         self.backend = backend or worker_backend(config, whole)
-        stored = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
-        dtype, dtype_reason = self.backend.resolve_dtype(config.model.dtype, stored)
-        self._choices = self.backend.choose(dtype, kernels or config.backend.kernels)
+        dtype, dtype_reason = _dtype(config, checkpoint, self.backend)
+        self._choices = self.backend.choose(dtype, config.backend.kernels)
         self._sampler = Sampler(
             self.backend, max_num_seqs=config.scheduler.max_num_seqs, vocab_size=vocab_size
         )

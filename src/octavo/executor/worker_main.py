@@ -17,6 +17,7 @@ from octavo.executor.messages import Ending, Loaded, Offer, Progress, Run, Setup
 from octavo.logs import log_to_stderr
 from octavo.parallel.channel import Channel
 from octavo.parallel.lifeline import Lifeline
+from octavo.parallel.topology import assign_cpus
 
 logger = logging.getLogger("octavo")
 
@@ -36,12 +37,16 @@ def run(end: socket.socket) -> None:
         work(channel, socket.socket(fileno=begin.lifeline), begin.timeout_s)
 
 
-def work(channel: Channel, lifeline: socket.socket, timeout_s: float) -> None:
-    """Be a worker until the channel ends. Raises EOFError when it does."""
+def work(
+    channel: Channel, lifeline: socket.socket, timeout_s: float, *, host: str | None = None
+) -> None:
+    """Be a worker until the channel ends. host: this machine's address for other workers, if it is
+    not that of the executor's. Raises EOFError when the channel ends.
+    """
     gc.disable()
     life = Lifeline(lifeline, timeout_s)
     try:
-        _work(channel)
+        _work(channel, host)
     except EOFError:
         raise
     except ConfigError as error:
@@ -55,11 +60,11 @@ def work(channel: Channel, lifeline: socket.socket, timeout_s: float) -> None:
         life.say_last(f"has failed ({type(error).__name__}); the server's log has the details")
 
 
-def _work(channel: Channel) -> None:
+def _work(channel: Channel, host: str | None) -> None:
     setup: Setup = channel.receive()
-    if setup.cpus:
-        os.sched_setaffinity(0, setup.cpus)  # of all threads that are started from here on
-    config = Config.from_flat(setup.settings)
+    if host is not None:
+        setup = setup._replace(host=host)
+    config = _pinned(Config.from_flat(setup.settings), setup)
     log_to_stderr(config.server.log_level)
     from octavo.executor.neighbours import meet  # what computes: only now, on its CPUs
     from octavo.executor.worker import Worker, open_model, worker_backend
@@ -76,7 +81,7 @@ def _work(channel: Channel) -> None:
 
     neighbours, kernels = meet(setup, config, checkpoint, backend, exchange)
     if kernels:
-        config = replace(config, backend=replace(config.backend, kernels=kernels))
+        config = replace(config, backend=replace(config.backend, kernels=dict(kernels)))
     worker = Worker(
         config,
         setup.vocab_size,
@@ -101,6 +106,17 @@ def _work(channel: Channel) -> None:
         output = runner.execute(message.step, message.outcomes)
         if reports:
             channel.send(output)
+
+
+def _pinned(config: Config, setup: Setup) -> Config:
+    """The settings, with this worker's number of threads, on CPUs of their own."""
+    assignment = assign_cpus(
+        setup.num_local, setup.place.tensor_size, threads=config.backend.threads
+    )
+    own = assignment.sets[setup.local_rank]
+    if hasattr(os, "sched_setaffinity"):  # Linux; of all threads that are started from here on
+        os.sched_setaffinity(0, own.cpus)
+    return replace(config, backend=replace(config.backend, threads=own.threads))
 
 
 def _progress(channel: Channel) -> Callable[[int, int], None]:

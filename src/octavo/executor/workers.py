@@ -54,7 +54,8 @@ class WorkerProcess(Protocol):
         ...
 
 
-Launch = Callable[[Place], WorkerProcess]
+Launch = Callable[[Sequence[Place]], list[WorkerProcess]]
+"""Starts a worker for each place. Raises ConfigError; then none is left."""
 
 
 class Workers:
@@ -69,13 +70,7 @@ class Workers:
         self.failure: str | None = None
         self._failed = threading.Event()
         self._places = [setup.place for setup in setups]
-        self._processes: list[WorkerProcess] = []
-        try:
-            for place in self._places:
-                self._processes.append(launch(place))
-        except BaseException:
-            self._kill_all()
-            raise
+        self._processes = launch(self._places)
         self._watch = Watch(
             {str(i): process.lifeline for i, process in enumerate(self._processes)},
             timeout_s,

@@ -60,7 +60,8 @@ _PLAIN_MODULES = (
     "octavo.core.sampling_params",
     "octavo.core.step",
     "octavo.executor.messages",
-    "octavo.parallel.layout",
+    "octavo.executor.nodes",
+    "octavo.executor.remote_workers",
 )
 _PLAIN_TYPES = (tuple, Enum, OctavoError)
 _PLAIN_NAMES = (("builtins", "frozenset"), ("builtins", "set"))
