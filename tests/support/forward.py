@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from octavo.core.model_spec import KVFormat, LatentShape
+from octavo.layers.share import Share
 from octavo.models.engine_model import EngineModel
 from octavo.models.registry import engine_model
 from octavo.ops import write_kv, write_latent
@@ -28,10 +29,15 @@ def load_model(
     dtype: str = "float32",
     quantization: str | None = None,
     num_positions: int | None = None,
+    share: Share | None = None,
 ) -> EngineModel:
-    """The model with its weights on `backend`. dtype: a name, or "stored"."""
+    """The model with its weights on `backend`. dtype: a name, or "stored". share: of a
+    tensor-parallel rank.
+    """
     checkpoint = open_checkpoint(str(source)) if isinstance(source, str | Path) else source
     model = engine_model(checkpoint.config)
+    if share is not None:
+        model.shard(share)
     backend.choose(dtype, {})
     model.plan_weights(checkpoint, backend, dtype, quantization).load()
     model.prepare(backend, num_positions or model.max_position)

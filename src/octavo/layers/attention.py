@@ -75,7 +75,7 @@ class Attention(Layer):
         self.rope = rope
         self.softmax_scale = spec.head_dim**-0.5 if softmax_scale is None else softmax_scale
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        self.columns = (queries, keys, keys)
+        self.columns: tuple[int, ...] = (queries, keys, keys)
         self.part: Heads | None = None
         outputs, order = _projections(name, spec, stored, rope)
         self.qkv = Linear(

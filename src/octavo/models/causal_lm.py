@@ -16,7 +16,8 @@ from octavo.layers.layer import Layer, num_vector_parameters
 from octavo.layers.norm import Norm
 from octavo.layers.rope import PositionTable, RopeTable
 from octavo.layers.share import Share
-from octavo.models.loader import load_weights, make_rope_tables, plan_weights
+from octavo.models.cut_groups import check_groups
+from octavo.models.loader import load_weights, make_rope_tables, plan_weights, renamed
 from octavo.models.stored_piece import Checkpoint
 from octavo.ops import Array, BatchContext
 
@@ -109,11 +110,7 @@ class CausalLM(Layer):
         return part
 
     def shard(self, share: Share) -> None:
-        """Become a rank's part of this model, before its weights are planned. What a layer caches,
-        and what `spec` says of layers, is then the rank's; the vocabulary stays the model's.
-
-        Raises ConfigError, with the numbers, if the model can't be divided so.
-        """
+        """Of `spec`, too, layers are the rank's and the vocabulary is the model's."""
         names = {name for weight in self.weights() for name in weight.names}
         self.embedding.shard(share)
         for block in self.blocks:
@@ -154,7 +151,10 @@ class CausalLM(Layer):
     def plan_weights(
         self, checkpoint: Checkpoint, backend: Backend, dtype: str, quantization: str | None = None
     ) -> _Weights:
-        return _Weights(self, plan_weights(self, checkpoint, backend, dtype, quantization))
+        plan = plan_weights(self, checkpoint, backend, dtype, quantization)
+        if self.share is not None and (dtype == "stored" or quantization is not None):
+            check_groups(self.weights(), renamed(self, checkpoint), self.share.size)
+        return _Weights(self, plan)
 
     def prepare(self, backend: Backend, num_positions: int) -> None:
         make_rope_tables(self, backend, num_positions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from octavo.layers.share import Share
 from octavo.models.stored_piece import Checkpoint
 from octavo.ops import Array, BatchContext
 from octavo.ops.backend import KVShape, WeightFormats
@@ -50,6 +51,14 @@ class EngineModel(Protocol):
 
     @property
     def num_parameters(self) -> int: ...
+
+    def shard(self, share: Share) -> None:
+        """Become a rank's part of this model, before its weights are planned. What a layer caches
+        is then the rank's; the vocabulary stays the model's.
+
+        Raises ConfigError, with the numbers, if the model can't be divided so.
+        """
+        ...
 
     def plan_weights(
         self, checkpoint: Checkpoint, backend: Backend, dtype: str, quantization: str | None = None

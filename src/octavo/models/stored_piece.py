@@ -18,6 +18,7 @@ from octavo.quantization.grouped import (
     GroupedTensor,
     grouped_columns,
 )
+from octavo.weights.gguf_header import BLOCK_FORMATS
 
 
 class StoredTensor(Protocol):
@@ -75,9 +76,12 @@ class StoredPiece:
     @property
     def dtype(self) -> str:
         """As stored, where rows of it are stored so; else "float32", which `read` gives."""
-        stored = str(self.checkpoint.tensors[self.piece.name].dtype)
-        is_cut = self.piece.is_transposed or self.piece.columns is not None
-        return "float32" if is_cut and stored not in BYTES_PER_VALUE else stored
+        stored, columns = self._stored_dtype, self.piece.columns
+        if stored in BYTES_PER_VALUE:
+            return stored
+        if self.piece.is_transposed or (columns is not None and not self._are_blocks(columns)):
+            return "float32"
+        return stored
 
     def read(self, rows: slice) -> np.ndarray:
         piece = self.piece
@@ -90,9 +94,15 @@ class StoredPiece:
         return self._stored_rows(self.checkpoint.read, columns)[:, _slice(wanted)].T
 
     def read_stored(self, rows: slice) -> np.ndarray:
-        if self.piece.is_transposed or self.piece.columns is not None:
+        columns = self.piece.columns
+        if self.piece.is_transposed or (columns is not None and not self._are_blocks(columns)):
             raise InvariantError(f"{self.name} cuts rows as they are stored")
-        return self._stored_rows(self.checkpoint.read_stored, self._rows(rows))
+        values = self._stored_rows(self.checkpoint.read_stored, self._rows(rows))
+        if columns is None:
+            return values
+        block = BLOCK_FORMATS[self._stored_dtype]
+        places = slice(columns.start // block.elements, columns.stop // block.elements)
+        return values.reshape(len(values), -1, block.num_bytes)[:, places].reshape(len(values), -1)
 
     def grouped(self) -> GroupedTensor | None:
         piece, rows = self.piece, self.piece.rows
@@ -105,6 +115,15 @@ class StoredPiece:
             first = piece.matrix * each
             rows = range(first + rows.start, first + rows.stop, rows.step)
         return tensor if tensor is None or rows is None else _Rows(tensor, rows)
+
+    @property
+    def _stored_dtype(self) -> str:
+        return str(self.checkpoint.tensors[self.piece.name].dtype)
+
+    def _are_blocks(self, columns: range) -> bool:
+        """Whether these columns are whole blocks of a GGUF type."""
+        size = block_columns(self._stored_dtype)
+        return size > 1 and columns.start % size == columns.stop % size == 0
 
     def _rows(self, rows: slice) -> range:
         """The matrix's, from the piece's."""
@@ -120,6 +139,11 @@ class StoredPiece:
             return values[_slice(rows)]
         values = read(name, slice(rows.start, rows.stop))
         return values if rows.step == 1 else values[:: rows.step]
+
+
+def block_columns(dtype: str) -> int:
+    """Columns of a row that a GGUF type of this name stores together; 1 of other dtypes."""
+    return BLOCK_FORMATS[dtype].elements if dtype in BLOCK_FORMATS else 1
 
 
 def _slice(of: range) -> slice:

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from octavo.core.dtypes import BYTES_PER_VALUE
 from octavo.core.errors import ConfigError, InvariantError
+from octavo.layers.share import Share
 from octavo.models.stored_piece import Checkpoint
 from octavo.models.through_transformers.architecture import (
     VERSION,
@@ -102,6 +103,12 @@ class TransformersModel:
     @property
     def kv_shapes(self) -> list[KVShape]:
         return [(call.spec.num_kv_heads, call.spec.head_dim) for call in self._calls]
+
+    def shard(self, share: Share) -> None:
+        raise ConfigError(
+            f"--tensor-parallel-size {share.size}: {self.family} runs as transformers' module, "
+            "which can't be divided; leave it out, and use --data-parallel-size for more replicas"
+        )
 
     def plan_weights(
         self, checkpoint: Checkpoint, backend: Backend, dtype: str, quantization: str | None = None

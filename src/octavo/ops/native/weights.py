@@ -337,7 +337,7 @@ def _stored(held: HeldPart, rows: slice) -> StoredPart:
     """Some rows of a part in a type that the packer reads."""
     part, format, tensor = held
     if part.dtype in BLOCKS:
-        return part.dtype, part.read_stored(rows), None, None
+        return part.dtype, np.ascontiguousarray(part.read_stored(rows)), None, None
     if tensor is not None:
         codes = tensor.read(rows)
         scales = np.ascontiguousarray(codes.scales, np.float32)
