@@ -31,10 +31,10 @@ _KV_SCALES = ("*.self_attn.*[kvq]_scale",)
 
 
 @dataclass(frozen=True)
-class _Weights:
+class PlannedWeights:
     """`octavo.models.engine_model.ModelWeights`."""
 
-    model: CausalLM
+    model: Layer
     plan: WeightPlan
 
     @property
@@ -95,13 +95,10 @@ class CausalLM(Layer):
 
     def rope_tables(self) -> list[RopeTable]:
         """Every table once."""
-        return _each_once(block.attention.rope for block in self.blocks)
+        return _rope_tables(self.blocks)
 
     def position_tables(self) -> list[PositionTable]:
-        """The rotary tables, and those that multiply queries."""
-        attentions = (block.attention for block in self.blocks)
-        scales = _each_once(one.temperature for one in attentions if isinstance(one, Attention))
-        return [*self.rope_tables(), *scales]
+        return position_tables(self.blocks)
 
     def first_blocks(self, count: int) -> CausalLM:
         """A model of the same weights that ends after `count` blocks."""
@@ -150,11 +147,11 @@ class CausalLM(Layer):
 
     def plan_weights(
         self, checkpoint: Checkpoint, backend: Backend, dtype: str, quantization: str | None = None
-    ) -> _Weights:
+    ) -> PlannedWeights:
         plan = plan_weights(self, checkpoint, backend, dtype, quantization)
         if self.share is not None and (dtype == "stored" or quantization is not None):
             check_groups(self.weights(), renamed(self, checkpoint), self.share.size)
-        return _Weights(self, plan)
+        return PlannedWeights(self, plan)
 
     def prepare(self, backend: Backend, num_positions: int) -> None:
         make_rope_tables(self, backend, num_positions)
@@ -183,6 +180,17 @@ class CausalLM(Layer):
             num_vector_parameters=num_vector_parameters(self)
             - sum(map(num_vector_parameters, self.blocks)),
         )
+
+
+def position_tables(blocks: Sequence[DecoderBlock]) -> list[PositionTable]:
+    """The rotary tables, and those that multiply queries: every table once."""
+    attentions = [block.attention for block in blocks]
+    scales = _each_once(one.temperature for one in attentions if isinstance(one, Attention))
+    return [*_rope_tables(blocks), *scales]
+
+
+def _rope_tables(blocks: Sequence[DecoderBlock]) -> list[RopeTable]:
+    return _each_once(block.attention.rope for block in blocks)
 
 
 def _each_once(objects: Iterable[_T | None]) -> list[_T]:

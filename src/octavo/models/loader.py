@@ -16,6 +16,7 @@ from octavo.quantization.grouped import GroupedTensor
 
 if TYPE_CHECKING:
     from octavo.models.causal_lm import CausalLM
+    from octavo.models.pipeline_stage import PipelineStage
     from octavo.ops.backend import Backend, WeightPlan
 
 MAX_NAMES = 5
@@ -83,15 +84,19 @@ def plan_weights(
     backend: Backend,
     dtype: str,
     quantization: str | None = None,
+    *,
+    part: Layer | None = None,
 ) -> WeightPlan:
-    """How `backend` will hold the model's weights; see `Backend.plan_weights`.
+    """How `backend` will hold the model's weights, or those of a part of it; see
+    `Backend.plan_weights`.
 
-    Raises ConfigError that names missing, unexpected and wrongly shaped tensors. Reads none.
+    Raises ConfigError that names missing, unexpected and wrongly shaped tensors of the whole model.
+    Reads none.
     """
     checkpoint = renamed(model, checkpoint)
     _check(model, model.weights(), checkpoint)
     return backend.plan_weights(
-        _requests(model.tensors(), checkpoint),
+        _requests((model if part is None else part).tensors(), checkpoint),
         dtype=dtype,
         quantization=quantization,
         source=checkpoint.content_id(),
@@ -120,7 +125,7 @@ def _requests(tensors: Iterable[list[Weight]], checkpoint: Checkpoint) -> list[W
 
 
 def load_weights(
-    model: Weighted, plan: WeightPlan, progress: Callable[[int, int], None] | None = None
+    model: Weighted | Layer, plan: WeightPlan, progress: Callable[[int, int], None] | None = None
 ) -> None:
     """Give every weight of `model` its arrays. plan: made for this model. progress: called with the
     bytes loaded and the bytes in all.
@@ -134,7 +139,7 @@ def load_weights(
             progress(loaded, total)
 
 
-def make_rope_tables(model: CausalLM, backend: Backend, num_positions: int) -> None:
+def make_rope_tables(model: CausalLM | PipelineStage, backend: Backend, num_positions: int) -> None:
     """Give the model's tables of positions `num_positions` rows."""
     for table in model.position_tables():
         table.array = backend.from_host(table.compute(num_positions))
