@@ -127,13 +127,15 @@ def build_engine(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
     *,
+    replica: int = 0,
     probe: Probe | None = None,
 ) -> tuple[EngineLoop, EngineFacts]:
     """Load the model and put an engine around it. Raises ConfigError, for all that doesn't fit
     into memory before any weight is read.
 
     vocab_size: token ids that the tokenizer knows; others are never generated. checkpoint: if the
-    model is open already. probe: looks on while the engine works.
+    model is open already. replica: which of the engines that are alike. probe: looks on while the
+    engine works.
     """
     checkpoint = checkpoint or open_model(config.model)
     if config.backend.simulate is not None:
@@ -142,7 +144,7 @@ def build_engine(
     from octavo.models.registry import engine_model
 
     model = engine_model(checkpoint.config)
-    crew = _crew(config, vocab_size, checkpoint, model, probe)
+    crew = _crew(config, vocab_size, checkpoint, model, replica, probe)
     plans = crew.plans
     first = plans[0]
     sizing = cache_size(config, plans, model.max_position)
@@ -203,10 +205,13 @@ def _crew(
     vocab_size: int,
     checkpoint: Checkpoint,
     model: EngineModel,
+    replica: int,
     probe: Probe | None,
 ) -> Crew:
     """Who computes the model."""
-    if config.parallel.num_workers == 1:
+    from octavo.executor.starting import needs_workers
+
+    if not needs_workers(config):
         from octavo.executor.local import LocalWorker
 
         return LocalWorker(config, vocab_size, checkpoint, model, probe)
@@ -215,10 +220,11 @@ def _crew(
             "what happens in workers' own processes can't be looked at from here; leave "
             "--tensor-parallel-size and --pipeline-parallel-size out"
         )
-    from octavo.executor.multiproc import MultiprocExecutor, start_workers
+    from octavo.executor.multiproc import MultiprocExecutor
+    from octavo.executor.starting import worker_starter
 
-    start = start_workers(config, vocab_size, checkpoint)
-    return MultiprocExecutor(start, config.parallel.pipeline_parallel_size)
+    start, launcher = worker_starter(config, vocab_size, checkpoint, replica)
+    return MultiprocExecutor(start, launcher, config.parallel.pipeline_parallel_size)
 
 
 def _simulated_engine(

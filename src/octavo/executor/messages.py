@@ -47,7 +47,7 @@ def places(tensor_size: int, num_stages: int) -> list[Place]:
 class Setup(NamedTuple):
     """settings: of `Config.to_flat`. key: by which workers of this start know each other.
     local_rank: among the num_local workers of its machine, all replicas counted. host: address of
-    the machine for the others. checkpoint: opened; None on other machines, which open it themselves.
+    the machine for the others. checkpoint: opened; None for a machine that opens it itself.
     """
 
     settings: dict[str, Any]

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
 from operator import itemgetter
 
-from octavo.config import Config
 from octavo.core.errors import EngineDeadError, OctavoError
 from octavo.core.step import ScheduledStep, StepOutput
 from octavo.executor.base import Executor, PendingStep, Progress, SecondsByRows
-from octavo.executor.local_workers import LocalWorker
-from octavo.executor.messages import Run, Setup, Sizes, WorkerPlan, places
+from octavo.executor.messages import Run, Sizes, WorkerPlan
+from octavo.executor.starting import Launcher
 from octavo.executor.workers import Workers
-from octavo.parallel.topology import assign_cpus
-from octavo.weights import Checkpoint
 
 logger = logging.getLogger("octavo")
-
-
-def start_workers(config: Config, vocab_size: int, checkpoint: Checkpoint) -> Callable[[], Workers]:
-    """Starts workers as configured, each on CPUs of its own. Raises ConfigError."""
-    parallel = config.parallel
-    size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    assignment = assign_cpus(size * stages, size, threads=config.backend.threads)
-
-    def start() -> Workers:
-        key = secrets.token_bytes()
-        setups = []
-        for place, cpus in zip(places(size, stages), assignment.sets, strict=True):
-            of_worker = replace(config, backend=replace(config.backend, threads=cpus.threads))
-            settings = of_worker.to_flat()
-            setups.append(Setup(settings, vocab_size, place, key, cpus.cpus, checkpoint=checkpoint))
-        launch = partial(LocalWorker, timeout_s=parallel.worker_timeout)
-        return Workers(launch, setups, timeout_s=parallel.worker_timeout)
-
-    return start
 
 
 class _Pending:
@@ -65,12 +40,12 @@ class MultiprocExecutor:
     """A Crew, and an Executor, over `Workers`. A step that fails is the end of all of them, since
     others may wait for the one that failed.
 
-    start: starts workers, anew for each restart.
+    start: starts workers, anew for each restart. launcher: that it does so with; closed at last.
     """
 
     can_restart = True
 
-    def __init__(self, start: Callable[[], Workers], num_stages: int) -> None:
+    def __init__(self, start: Callable[[], Workers], launcher: Launcher, num_stages: int) -> None:
         """Raises ConfigError, EngineDeadError."""
         self.max_steps_in_flight = num_stages
         self.num_blocks = 0
@@ -78,7 +53,12 @@ class MultiprocExecutor:
         self._num_stages = num_stages
         self._sizes: Sizes | None = None
         self._outcomes: list[StepOutput] = []
-        self._workers = start()
+        self._launcher = launcher
+        try:
+            self._workers = start()
+        except BaseException:
+            launcher.close()
+            raise
 
     @property
     def plans(self) -> Sequence[WorkerPlan]:
@@ -127,3 +107,4 @@ class MultiprocExecutor:
 
     def shutdown(self) -> None:
         self._workers.close()
+        self._launcher.close()

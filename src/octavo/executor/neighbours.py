@@ -1,4 +1,4 @@
-"""How a worker meets the others of its model: those that share its layers, those before and after."""
+"""How a worker meets the others: those that share its layers, and those before and behind it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from octavo.config import Config, knobs
-from octavo.core.errors import ConfigError, EngineDeadError
+from octavo.core.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.executor.local_workers import LocalWorker, environment_of
 from octavo.executor.messages import Place
 from octavo.executor.remote_workers import Gate, Ticket
@@ -29,7 +29,7 @@ _AGENT_SECONDS = 600.0
 _NO_KEY = b"octavo"
 # Sections that all machines must agree on, but for what is a machine's own.
 _COMMON = ("model", "cache", "scheduler", "speculation", "backend", "parallel")
-_OWN = ("node_rank", "download_dir", "tokenizer", "chat_template", "record_steps")
+_OWN = ("node_rank", "tokenizer", "chat_template", "record_steps")
 
 
 class Joined(NamedTuple):
@@ -144,7 +144,9 @@ class NodeLauncher:
 
     def _check(self, channel: Channel, node: int, joined: Joined) -> None:
         theirs: Mapping[str, Any] = joined.settings
-        different = sorted(name for name, ours in self._settings.items() if theirs.get(name) != ours)
+        different = sorted(
+            name for name, ours in self._settings.items() if theirs.get(name) != ours
+        )
         if different:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in different)
             why = (
@@ -188,7 +190,7 @@ def _serve(config: Config, replica: int, outcomes: list[Exception]) -> None:
     try:
         while not _serve_engine(config, replica):
             logger.warning("the engine on machine 0 is gone; waiting for it to come back")
-    except Exception as error:  # for the thread that waits
+    except OctavoError as error:  # for the thread that waits
         outcomes.append(error)
 
 

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING
 from octavo import machine
 from octavo.config import Config
 from octavo.core.dtypes import plain_kv_dtype
-from octavo.core.errors import ConfigError, InvariantError
+from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat
 from octavo.executor.base import Progress
 from octavo.executor.messages import Place, Sizes, WorkerPlan
 from octavo.layers.share import Share
+from octavo.models.causal_lm import CausalLM
+from octavo.models.cut_groups import column_unit
 from octavo.models.engine_model import EngineModel, ModelWeights
 from octavo.models.kv_factors import factors_of_cache
-from octavo.models.pipeline_stage import PipelineStage, divide_layers
+from octavo.models.pipeline_stage import PipelineStage, decoder_to_cut, stages_of
 from octavo.models.registry import engine_model
-from octavo.models.sharded import sharded
 from octavo.ops.backend import Backend, backend_name, load_backend
 from octavo.runner.model_runner import ModelRunner
 from octavo.runner.pipeline import Pipeline
@@ -98,6 +99,7 @@ class Worker:
         self._place = place
         self._neighbours = neighbours
         whole = model or engine_model(checkpoint.config)
+        shapes = whole.kv_shapes  # before it is divided
         self.backend = backend or worker_backend(config, whole)
         dtype, dtype_reason = _dtype(config, checkpoint, self.backend)
         self._choices = self.backend.choose(dtype, config.backend.kernels)
@@ -113,7 +115,7 @@ class Worker:
             plain_kv_dtype(config.cache.kv_cache_dtype), dtype, weights
         )
         self._kv_format = KVFormat(kv_dtype)
-        factors = factors_of_cache(checkpoint, whole.kv_shapes, self._kv_format)
+        factors = factors_of_cache(checkpoint, shapes, self._kv_format)
         self._kv_factors = None if factors is None else [factors[layer] for layer in layers]
         if factors is not None:
             kv_reason += ", with the checkpoint's scales"
@@ -142,21 +144,29 @@ class Worker:
             max_model_len=sizes.max_model_len,
             vocab_size=self._vocab_size,
             speculation=self._speculation,
-            pipeline=self._neighbours.pipeline,
-            taps=sizes.taps,
         )
 
     def _part(self, whole: EngineModel) -> tuple[EngineModel, range]:
         """This rank's of the model, and which layers it has."""
         place, group = self._place, self._neighbours.group
+        layers = range(len(whole.kv_shapes))
+        if place.num_stages > 1:  # the same for all ranks, whose shares may differ
+            layers = stages_of(whole, place.num_stages)[place.stage]
         if place.tensor_size > 1:
-            if group is None:
-                raise InvariantError(f"rank {place.rank} has nobody to share layers with")
-            whole = sharded(whole, Share(place.tensor_rank, place.tensor_size, group))
+            if not isinstance(whole, CausalLM):
+                raise ConfigError(
+                    f"--tensor-parallel-size: {whole.family} runs as transformers' module, whose "
+                    "layers can't be shared; use --data-parallel-size, which runs the whole model "
+                    "several times"
+                )
+            unit = column_unit(self._checkpoint)
+            whole.shard(Share(place.tensor_rank, place.tensor_size, group, unit))
         if place.num_stages == 1:
-            return whole, range(len(whole.kv_shapes))
-        layers = divide_layers(whole, place.num_stages)[place.stage]
-        return PipelineStage(whole, layers), layers
+            return whole, layers
+        methods = self._config.speculation.parsed.methods
+        looks_up = any(one["method"] in ("eagle", "eagle3") for one in methods)
+        embeds_drafts = place.is_last_stage and looks_up
+        return PipelineStage(decoder_to_cut(whole), layers, embeds_drafts=embeds_drafts), layers
 
     def _build_speculation(self, whole: EngineModel, dtype: str) -> Proposers | None:
         """All that guesses, with its weights loaded: where tokens are sampled."""

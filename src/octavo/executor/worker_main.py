@@ -103,7 +103,7 @@ def _work(channel: Channel, host: str | None) -> None:
     reports = place.is_last_stage and place.tensor_rank == 0
     while True:
         message: Run = channel.receive()
-        output = runner.execute(message.step, message.outcomes)
+        output = runner.execute(message.step)
         if reports:
             channel.send(output)
 

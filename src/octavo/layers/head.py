@@ -57,6 +57,10 @@ class Head(Layer):
             logits = scale(logits, self.factor)
         if self.cap is not None:
             logits = softcap(logits, self.cap)
-        if self.share is not None:
-            logits = self.share.side_by_side(logits, [len(part) for part in self.parts])
-        return logits
+        return self.gathered(logits)
+
+    def gathered(self, logits: Array) -> Array:
+        """Of all ranks: (R, V of this one) -> (R, V)."""
+        if self.share is None:
+            return logits
+        return self.share.side_by_side(logits, [len(part) for part in self.parts])

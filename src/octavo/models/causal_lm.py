@@ -149,9 +149,17 @@ class CausalLM(Layer):
         self, checkpoint: Checkpoint, backend: Backend, dtype: str, quantization: str | None = None
     ) -> PlannedWeights:
         plan = plan_weights(self, checkpoint, backend, dtype, quantization)
+        self.check_cut_groups(checkpoint, dtype, quantization)
+        return PlannedWeights(self, plan)
+
+    def check_cut_groups(
+        self, checkpoint: Checkpoint, dtype: str, quantization: str | None
+    ) -> None:
+        """Raises ConfigError if this rank's weights would be held quantized, and have a part of a
+        quantized group.
+        """
         if self.share is not None and (dtype == "stored" or quantization is not None):
             check_groups(self.weights(), renamed(self, checkpoint), self.share.size)
-        return PlannedWeights(self, plan)
 
     def prepare(self, backend: Backend, num_positions: int) -> None:
         make_rope_tables(self, backend, num_positions)

@@ -121,7 +121,9 @@ class PipelineStage(Layer):
         self, checkpoint: Checkpoint, backend: Backend, dtype: str, quantization: str | None = None
     ) -> PlannedWeights:
         """The stage's weights. The checkpoint must be that of the whole model nevertheless."""
-        plan = plan_weights(self._whole[0], checkpoint, backend, dtype, quantization, part=self)
+        (whole,) = self._whole
+        plan = plan_weights(whole, checkpoint, backend, dtype, quantization, part=self)
+        whole.check_cut_groups(checkpoint, dtype, quantization)
         return PlannedWeights(self, plan)
 
     def position_tables(self) -> list[PositionTable]:

@@ -138,11 +138,13 @@ class DraftLogits(Layer):
         self.weight: Weight | None = None
         if own_rows is not None:
             self.weight = Weight(LM_HEAD, shape=(own_rows, size), role="head")
-        self._shared = (target.head.weight,)  # in a tuple: not among the head's own weights
+        self._shared = (target.head,)  # in a tuple: not among the head's own weights
 
     def __call__(self, features: Array) -> Array:
-        weight = self._shared[0] if self.weight is None else self.weight
-        return linear(features, weight.array)
+        if self.weight is not None:
+            return linear(features, self.weight.array)
+        (head,) = self._shared
+        return head.gathered(linear(features, head.weight.array))
 
 
 def load_head(head: Weighted, checkpoint: HeadCheckpoint, target: Target) -> None:

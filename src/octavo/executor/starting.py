@@ -1,0 +1,153 @@
+"""Starting the workers of one engine: how many, on which machines, by whom."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from octavo.config import Config
+from octavo.core.errors import ConfigError
+from octavo.executor.local_workers import launch_here
+from octavo.executor.messages import Place, Setup, places
+from octavo.executor.nodes import NodeLauncher
+from octavo.executor.workers import WorkerProcess, Workers
+from octavo.parallel.topology import read_topology
+from octavo.weights import Checkpoint
+
+
+class Seat(NamedTuple):
+    """Where a worker is. local_rank: among the num_local workers of its machine, those of all
+    replicas counted.
+    """
+
+    node: int
+    local_rank: int
+    num_local: int
+
+
+class Launcher(Protocol):
+    """Starts workers, and again when they are lost."""
+
+    def launch(self, places: Sequence[Place], gpus: Sequence[str | None]) -> list[WorkerProcess]:
+        """Raises ConfigError; then none is left."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _Here:
+    """A Launcher on this machine."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    def launch(self, places: Sequence[Place], gpus: Sequence[str | None]) -> list[WorkerProcess]:
+        return launch_here(places, gpus, timeout_s=self._timeout_s)
+
+    def close(self) -> None:
+        pass
+
+
+def needs_workers(config: Config) -> bool:
+    """Whether one model is computed by other processes than its engine's."""
+    parallel = config.parallel
+    is_elsewhere = parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray"
+    return parallel.num_workers > 1 or is_elsewhere
+
+
+def seats(config: Config, replica: int) -> list[Seat]:
+    """Of a replica's workers, by rank. Machines have equally many of all replicas' workers, side by
+    side, so that stages and replicas are split between machines rather than tensor ranks. Raises
+    ConfigError for more machines than workers.
+    """
+    parallel = config.parallel
+    num_workers, nnodes = parallel.num_workers, parallel.nnodes
+    total = num_workers * parallel.data_parallel_size
+    if total < nnodes:
+        raise ConfigError(
+            f"--nnodes {nnodes}: there are {total} workers for {nnodes} machines; raise "
+            "--pipeline-parallel-size or --data-parallel-size, or use fewer machines"
+        )
+    node_of = [worker * nnodes // total for worker in range(total)]
+    own = range(replica * num_workers, (replica + 1) * num_workers)
+    return [
+        Seat(
+            node_of[worker],
+            worker - node_of.index(node_of[worker]),
+            node_of.count(node_of[worker]),
+        )
+        for worker in own
+    ]
+
+
+def worker_starter(
+    config: Config, vocab_size: int, checkpoint: Checkpoint, replica: int
+) -> tuple[Callable[[], Workers], Launcher]:
+    """What starts all workers of an engine, and what must be closed at last. replica: which of the
+    engines that are alike. Raises ConfigError.
+    """
+    parallel = config.parallel
+    if not 0 <= parallel.node_rank < parallel.nnodes:
+        raise ConfigError(
+            f"--node-rank {parallel.node_rank} is none of --nnodes {parallel.nnodes} machines, "
+            f"whose ranks are 0 to {parallel.nnodes - 1}"
+        )
+    taken = seats(config, replica)
+    all_places = places(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+    launcher = _launcher(config, replica, taken)
+    plain = _without_secrets(config)
+    is_here = parallel.nnodes == 1
+
+    def start() -> Workers:
+        key = secrets.token_bytes()
+        setups = [
+            Setup(
+                plain,
+                vocab_size,
+                place,
+                key,
+                seat.local_rank,
+                seat.num_local,
+                host="127.0.0.1" if is_here else parallel.master_addr,
+                checkpoint=checkpoint if seat.node == 0 else None,
+            )
+            for place, seat in zip(all_places, taken, strict=True)
+        ]
+        launch = partial(launcher.launch, gpus=_gpus(config, taken))
+        return Workers(launch, setups, timeout_s=parallel.worker_timeout)
+
+    return start, launcher
+
+
+def _launcher(config: Config, replica: int, taken: Sequence[Seat]) -> Launcher:
+    parallel = config.parallel
+    if parallel.nnodes > 1:
+        return NodeLauncher(config, replica, [seat.node for seat in taken])
+    return _Here(parallel.worker_timeout)
+
+
+def _gpus(config: Config, taken: Sequence[Seat]) -> list[str | None]:
+    """The one that each worker sees, where there are some."""
+    if config.backend.device == "cpu" or config.backend.backend == "native":
+        return [None] * len(taken)
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = read_topology().num_gpus
+    visible = told.split(",") if told else [str(index) for index in range(count)]
+    if not visible:
+        return [None] * len(taken)
+    return [visible[seat.local_rank % len(visible)] for seat in taken]
+
+
+def _without_secrets(config: Config) -> dict[str, object]:
+    """The settings that workers need; secrets stay where they are."""
+    hidden = replace(
+        config,
+        model=replace(config.model, hf_token=None),
+        parallel=replace(config.parallel, cluster_key=None),
+        server=replace(config.server, api_key=[]),
+    )
+    return hidden.to_flat()
