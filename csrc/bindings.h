@@ -21,6 +21,7 @@ inline WeightFormat format_of(const FormatNumbers& numbers) {
 }
 
 void bind_caches(nanobind::module_& m);
+void bind_groups(nanobind::module_& m);
 void bind_limits(nanobind::module_& m);
 void bind_pack(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);

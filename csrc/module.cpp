@@ -163,6 +163,7 @@ NB_MODULE(_native, m) {
       "The values of sixteen codes, by the name of a format.");
 
   bind_caches(m);
+  bind_groups(m);
   bind_limits(m);
   bind_pack(m);
   bind_sampling(m);

@@ -4,9 +4,7 @@
 #include <chrono>
 #include <stdexcept>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "pause.h"
 
 namespace octavo {
 namespace {
@@ -29,14 +27,6 @@ uint64_t claim(int worker) { return uint64_t{1} << worker % 2 * kFieldBits; }
 
 // Longer than most regions take, shorter than what a neighbour would feel.
 constexpr auto kSpin = std::chrono::microseconds(50);
-
-void pause() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // Rounding to nearest, subnormals kept. A library that sets its threads to flush subnormals to zero
 // (torch does) must not change a result, least of all on those threads only.
@@ -158,7 +148,7 @@ uint64_t Pool::wait_for_change(uint64_t seen) {
   const auto deadline = std::chrono::steady_clock::now() + kSpin;
   while (!is_new(ticket)) {
     for (int i = 0; i < 32 && !is_new(ticket); ++i) {
-      pause();
+      pause_briefly();
       ticket = ticket_.load(std::memory_order_acquire);
     }
     if (is_new(ticket) || std::chrono::steady_clock::now() < deadline) continue;

@@ -1,5 +1,5 @@
-// A tape's recording. Mixtures of experts are in tape_experts.cpp, `finish` in tape_plan.cpp, `run` in
-// tape_replay.cpp.
+// A tape's recording. Mixtures of experts are in tape_experts.cpp, what ranks do together in
+// tape_exchange.cpp, `finish` in tape_plan.cpp, `run` in tape_replay.cpp.
 #include "tape.h"
 
 #include <algorithm>
@@ -57,13 +57,20 @@ Tape::Op& Tape::append(const char* name, Symbol symbol, std::vector<int32_t> rea
   return ops_.back();
 }
 
-Ref Tape::embedding(std::shared_ptr<const PackedMatrix> table, Ref ids) {
+Ref Tape::embedding(std::shared_ptr<const PackedMatrix> table, Ref ids, int64_t first) {
   const Symbol symbol = buffers_[ids.buffer].symbol;
-  const Ref y = new_buffer(symbol, table->outputs == 0 ? 0 : table->inputs);
+  const Ref y = new_buffer(symbol, table->inputs);
   Op& op = append("embedding", symbol, {ids.buffer}, y.buffer);
   op.row_ns = 2.0 * table->inputs;
-  op.compute = [this, table, ids, y](const Batch*, int64_t t0, int64_t t1) {
-    kernels_->embedding(*table, buffers_[ids.buffer].ints(), buffers_[y.buffer].rows(0), t0, t1);
+  op.compute = [this, table, ids, y, first](const Batch*, int64_t t0, int64_t t1) {
+    const Rows target = buffers_[y.buffer].rows(0);
+    for (int64_t t = t0; t < t1; ++t) {
+      const int64_t row = buffers_[ids.buffer].ints()[t] - first;
+      if (0 <= row && row < table->outputs)
+        kernels_->embedding(*table, &row, {target.row(t), 0}, 0, 1);
+      else
+        std::memset(target.row(t), 0, table->inputs * sizeof(float));
+    }
   };
   return y;
 }

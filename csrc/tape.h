@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "exchange.h"
 #include "experts.h"
 #include "kernels.h"
 #include "pool.h"
@@ -73,7 +74,8 @@ class Tape {
   // --- recording; each op returns where its result is ---------------------------------------
   Ref input(Symbol symbol, int64_t columns);   // floats
   Ref int_input(Symbol symbol);                // int64, one column: token ids, positions, rows
-  Ref embedding(std::shared_ptr<const PackedMatrix> table, Ref ids);
+  // first: the id of the table's first row; zeros for ids of which it has none.
+  Ref embedding(std::shared_ptr<const PackedMatrix> table, Ref ids, int64_t first = 0);
   // Several matrices stand one below another.
   Ref linear(const std::vector<std::shared_ptr<const PackedMatrix>>& weights, Ref x,
              const float* bias);
@@ -107,11 +109,16 @@ class Tape {
               std::shared_ptr<const PackedMatrix> down, const ExpertArgs& args);
   // Head h of x, of as many columns as the weight has inputs, times the h-th part of its outputs.
   Ref head_linear(std::shared_ptr<const PackedMatrix> weight, Ref x, int64_t heads);
+  // Over the ranks of a group, which record and run the same; ops/collectives.py has the
+  // definitions.
+  Ref all_reduce(Ref x, int64_t size, std::shared_ptr<Collective> group);
+  Ref all_gather(Ref x, const std::vector<int64_t>& columns, std::shared_ptr<Collective> group);
   void finish(const std::vector<std::pair<Ref, int64_t>>& outputs);   // with their columns
 
   // --- replay --------------------------------------------------------------------------------
   // rows: by symbol. inputs: in the order in which they were declared. batch: null if no op needs
-  // one. times: filled with what each region took, if given.
+  // one. times: filled with what each region took, if given. Throws what an exchange with other ranks
+  // throws; what was to follow it has then not been run.
   std::vector<OutputRows> run(const int64_t (&rows)[kSymbols], const std::vector<InputRows>& inputs,
                               const Batch* batch, std::vector<RegionTime>* times);
 
@@ -138,6 +145,7 @@ class Tape {
   Ref gated(const char* name, double value_ns, Ref x, int64_t size, RowKernel kernel);
   int32_t split_buffer(bool is_quantized, Symbol symbol, int64_t columns, int64_t parts);
   int32_t gathered(Ref x, Ref routing, const ExpertArgs& args, bool is_integer);
+  Ref exchange(const char* name, Ref x, std::shared_ptr<const Exchange> exchange);
   int32_t plan_of(const AttentionKind& kind);
   Op& append_grouped(const char* name, int32_t x, int32_t y,
                      std::shared_ptr<const PackedMatrix> weight, int64_t groups);

@@ -122,8 +122,8 @@ void bind_tape(nb::module_& m) {
       .def("int_input",
            [](Tape& t, int symbol) { return py_ref(t.int_input(static_cast<Symbol>(symbol))); })
       .def("embedding",
-           [](Tape& t, std::shared_ptr<PackedMatrix> table, PyRef ids) {
-             return py_ref(t.embedding(std::move(table), ref_of(ids)));
+           [](Tape& t, std::shared_ptr<PackedMatrix> table, PyRef ids, int64_t first) {
+             return py_ref(t.embedding(std::move(table), ref_of(ids), first));
            })
       .def(
           "linear",
@@ -240,6 +240,15 @@ void bind_tape(nb::module_& m) {
       .def("take_rows",
            [](Tape& t, PyRef x, int64_t size, PyRef rows) {
              return py_ref(t.take_rows(ref_of(x), size, ref_of(rows)));
+           })
+      .def("all_reduce",
+           [](Tape& t, PyRef x, int64_t size, std::shared_ptr<Collective> group) {
+             return py_ref(t.all_reduce(ref_of(x), size, std::move(group)));
+           })
+      .def("all_gather",
+           [](Tape& t, PyRef x, const std::vector<int64_t>& columns,
+              std::shared_ptr<Collective> group) {
+             return py_ref(t.all_gather(ref_of(x), columns, std::move(group)));
            })
       .def("write_kv",
            [](Tape& t, PyRef k, PyRef v, const KVMemory& cache) {

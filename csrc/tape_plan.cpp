@@ -17,7 +17,8 @@ void Tape::finish(const std::vector<std::pair<Ref, int64_t>>& outputs) {
     scratch_.push_back(allocate_aligned(scratch_bytes_));
 }
 
-// x + linear(y), where nothing else wants the product: the product is added as it is made.
+// x + linear(y), where nothing else wants the product: the product is added as it is made. The same
+// for the sum of several ranks' products.
 void Tape::fuse_residuals() {
   std::vector<int> uses(buffers_.size(), 0), made_at(buffers_.size(), -1);
   for (size_t i = 0; i < ops_.size(); ++i) {
@@ -31,14 +32,21 @@ void Tape::fuse_residuals() {
     if (std::strcmp(add.name, "add") != 0) continue;
     for (const auto& [product, other] : {std::pair{add.residual, add.x}, {add.x, add.residual}}) {
       const int at = made_at[product.buffer];
-      if (at < 0 || ops_[at].kind != Op::Kind::linear || ops_[at].residual.buffer >= 0) continue;
+      if (at < 0 || ops_[at].residual.buffer >= 0) continue;
       if (uses[product.buffer] != 1 || made_at[other.buffer] > at) continue;
-      if (ops_[at].weight->outputs != buffers_[product.buffer].columns) continue;   // a part
-      Op& linear = ops_[at];
-      linear.residual = other;
-      linear.reads.insert(linear.reads.begin(), other.buffer);
-      linear.write = add.write;
-      linear.may_overwrite = other.column == 0;
+      if (buffers_[add.write].columns != buffers_[product.buffer].columns) continue;
+      Op& maker = ops_[at];
+      if (maker.kind == Op::Kind::linear) {
+        if (maker.weight->outputs != buffers_[product.buffer].columns) continue;   // a part
+        maker.reads.insert(maker.reads.begin(), other.buffer);
+        maker.may_overwrite = other.column == 0;
+      } else if (maker.kind == Op::Kind::exchange && maker.exchange->is_sum()) {
+        maker.reads.push_back(other.buffer);
+      } else {
+        continue;
+      }
+      maker.residual = other;
+      maker.write = add.write;
       made_at[add.write] = at;
       removed[i] = true;
       break;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <string>
 
 #include "tape_state.h"
@@ -38,20 +39,36 @@ class Tape::Replay final : public Program {
   Replay(Tape& tape, const int64_t (&rows)[kSymbols], const Batch* batch,
          std::vector<RegionTime>* times)
       : tape_(tape), batch_(batch), times_(times) {
-    for (Region& region : tape.regions_) prepare(region, rows);
+    for (Region& region : tape.regions_) {
+      prepare(region, rows);
+      const int32_t index = static_cast<int32_t>(&region - tape.regions_.data());
+      region.step = static_cast<int64_t>(steps_.size());
+      if (region.kind != Op::Kind::exchange) steps_.push_back({index, 0});
+      for (int32_t half = 0; half < 2 * region.rounds; ++half) steps_.push_back({index, half});
+    }
   }
 
-  int64_t regions() const override { return static_cast<int64_t>(tape_.regions_.size()); }
+  // Begins the next part of the steps, as many as a pool takes; false when all are done.
+  bool goes_on() {
+    begin_ = end_;
+    end_ = std::min(begin_ + Pool::kMaxRegions - 1, static_cast<int64_t>(steps_.size()));
+    return begin_ < end_;
+  }
+
+  int64_t regions() const override { return end_ - begin_; }
 
   int64_t chunks(int64_t index) override {
+    index += begin_;
     if (times_ != nullptr) stamp(index);
-    Region& region = tape_.regions_[index];
+    if (failure_) return 0;
+    Region& region = tape_.regions_[steps_[index].region];
     if (region.count == 0) return 0;
     const Op& op = tape_.ops_[region.first];
+    if (region.kind == Op::Kind::exchange) return prepare_half(region, op, steps_[index].half);
     if (op.routing >= 0) {
       const Buffer& choices = tape_.buffers_[op.routing];
       const int64_t active = choices.columns / 2;
-      const Op& products = tape_.ops_[tape_.regions_[index + 1].first];
+      const Op& products = tape_.ops_[tape_.regions_[steps_[index].region + 1].first];
       tape_.expert_plan_.build(choices.rows(0), region.count, active, products.groups);
     }
     if (region.kind == Op::Kind::grouped) prepare_grouped(region, op);
@@ -59,7 +76,8 @@ class Tape::Replay final : public Program {
   }
 
   void run(int64_t index, int64_t chunk, int worker) override {
-    const Region& region = tape_.regions_[index];
+    index += begin_;
+    const Region& region = tape_.regions_[steps_[index].region];
     switch (region.kind) {
       case Op::Kind::rows: {
         const int64_t t0 = region.count * chunk / region.chunks;
@@ -86,6 +104,7 @@ class Tape::Replay final : public Program {
         break;
       }
       case Op::Kind::grouped: run_grouped(region, region.group_chunks[chunk]); break;
+      case Op::Kind::exchange: run_half(region, steps_[index].half, chunk); break;
       case Op::Kind::attention:
       case Op::Kind::latent_attention: {
         AttentionPlan& plan = *tape_.plans_[tape_.ops_[region.first].plan];
@@ -105,12 +124,16 @@ class Tape::Replay final : public Program {
     }
   }
 
-  void finish_times() {
+  // When all is done. Throws what made it stop before.
+  void finish() {
+    if (failure_) std::rethrow_exception(failure_);
     if (times_ == nullptr) return;
-    stamp(regions());
-    for (int64_t i = 0; i < regions(); ++i) {
+    stamp(end_);
+    const size_t count = tape_.regions_.size();
+    for (size_t i = 0; i < count; ++i) {
       const Region& region = tape_.regions_[i];
-      RegionTime time{"", stamps_[i + 1] - stamps_[i], 0, 0};
+      const int64_t end = i + 1 < count ? tape_.regions_[i + 1].step : end_;
+      RegionTime time{"", stamps_[end] - stamps_[region.step], 0, 0};
       for (int32_t op = region.first; op < region.last; ++op)
         time.name.append(op > region.first ? "+" : "").append(tape_.ops_[op].name);
       if (region.kind == Op::Kind::linear) {
@@ -128,7 +151,7 @@ class Tape::Replay final : public Program {
           time.bytes += panels * weight.panel_stride;
           time.operations += 2.0 * (chunk.t1 - chunk.t0) * panels * kLanes * weight.inputs;
         }
-      } else if (region.kind != Op::Kind::rows) {
+      } else if (region.kind == Op::Kind::attention || region.kind == Op::Kind::latent_attention) {
         const AttentionPlan& plan = *tape_.plans_[tape_.ops_[region.first].plan];
         const auto [bytes, operations] = region.kind == Op::Kind::attention
                                              ? plan.work(region.attention, *batch_)
@@ -151,6 +174,7 @@ class Tape::Replay final : public Program {
     const int threads = tape_.pool_->threads();
     region.count = rows[static_cast<int>(op.symbol)];
     region.chunks = 0;
+    region.rounds = 0;
     if (region.count == 0) return;
     switch (region.kind) {
       case Op::Kind::rows: {
@@ -160,6 +184,7 @@ class Tape::Replay final : public Program {
         break;
       }
       case Op::Kind::linear: prepare_linear(region, op, threads); break;
+      case Op::Kind::exchange: region.rounds = op.exchange->rounds(region.count); break;
       case Op::Kind::grouped: break;  // when it begins: only then is it known which rows there are
       case Op::Kind::attention: {
         region.attention = {op.cache,
@@ -232,6 +257,41 @@ class Tape::Replay final : public Program {
     starts.push_back(total - half);
     for (size_t i = mirrored; i-- > 0;) starts.push_back(total - starts[i]);
     region.chunks = static_cast<int64_t>(region.starts.size()) - 1;
+  }
+
+  // Of an exchange: rounds, of two halves each. Before the second one the ranks wait for each other;
+  // the pool's other threads sleep meanwhile if it takes long.
+  int64_t prepare_half(Region& region, const Op& op, int32_t half) {
+    const Exchange& exchange = *op.exchange;
+    const bool receives = half % 2 == 1;
+    const int64_t rows =
+        exchange.begin(half / 2 + 1, region.count) - exchange.begin(half / 2, region.count);
+    try {
+      if (receives) exchange.exchange(rows);
+    } catch (...) {
+      failure_ = std::current_exception();
+      return 0;
+    }
+    region.pieces = rows * (receives ? exchange.received_pieces() : exchange.sent_pieces());
+    if (region.pieces == 0) return 0;
+    const double ns = static_cast<double>(region.pieces) * exchange.piece_ns(receives);
+    return region.chunks = clamp_chunks(ns, region.pieces, tape_.pool_->threads());
+  }
+
+  void run_half(const Region& region, int32_t half, int64_t chunk) const {
+    const Op& op = tape_.ops_[region.first];
+    const int64_t first = op.exchange->begin(half / 2, region.count);
+    const int64_t p0 = region.pieces * chunk / region.chunks;
+    const int64_t p1 = region.pieces * (chunk + 1) / region.chunks;
+    if (half % 2 == 0) {
+      op.exchange->send(tape_.buffers_[op.x.buffer].rows(op.x.column), first, p0, p1);
+      return;
+    }
+    Rows residual{nullptr, 0};
+    if (op.residual.buffer >= 0)
+      residual = tape_.buffers_[op.residual.buffer].rows(op.residual.column);
+    op.exchange->receive(*tape_.kernels_, tape_.buffers_[op.write].rows(0), residual, first, p0,
+                         p1);
   }
 
   // A group's matrix, of the first group.
@@ -309,6 +369,13 @@ class Tape::Replay final : public Program {
   const Batch* batch_;
   std::vector<RegionTime>* times_;
   std::vector<double> stamps_;
+  // What the pool takes for regions: those of the tape, but of an exchange its halves.
+  struct Step {
+    int32_t region, half;
+  };
+  std::vector<Step> steps_;
+  int64_t begin_ = 0, end_ = 0;  // of those that the pool has now
+  std::exception_ptr failure_;  // nothing of the tape runs after it
 };
 
 std::vector<OutputRows> Tape::run(const int64_t (&rows)[kSymbols],
@@ -326,8 +393,8 @@ std::vector<OutputRows> Tape::run(const int64_t (&rows)[kSymbols],
   }
   for (const auto& plan : plans_) plan->build(*batch, pool_->threads());
   Replay replay(*this, rows, batch, times);
-  pool_->run(replay);
-  replay.finish_times();
+  while (replay.goes_on()) pool_->run(replay);
+  replay.finish();
 
   std::vector<OutputRows> outputs;
   for (const auto& [ref, columns] : outputs_) {

@@ -33,7 +33,7 @@ struct Tape::Buffer {
 };
 
 struct Tape::Op {
-  enum class Kind { rows, linear, grouped, attention, latent_attention } kind;
+  enum class Kind { rows, linear, grouped, attention, latent_attention, exchange } kind;
   const char* name;
   Symbol symbol;
   std::vector<int32_t> reads;
@@ -71,6 +71,8 @@ struct Tape::Op {
   const float* slopes = nullptr;
   const float* sinks = nullptr;
   int32_t plan = -1;
+
+  std::shared_ptr<const Exchange> exchange{};
 };
 
 // A piece of a product in groups: rows of a group, times panels of it.
@@ -79,7 +81,7 @@ struct GroupChunk {
   int32_t t0, t1, p0, p1;
 };
 
-// Ops that run together: one product, one attention, or a chain of ops on the same rows, each of
+// Ops that run together: one product, one attention, one exchange, or a chain of ops on the same rows, each of
 // which needs only its own row of what comes before it.
 struct Tape::Region {
   int32_t first, last;            // ops [first, last)
@@ -95,6 +97,9 @@ struct Tape::Region {
   int64_t row_blocks = 0, bundle = 0;
   std::vector<int64_t> starts{};
   std::vector<GroupChunk> group_chunks{};
+  // exchange; `pieces` are those of the half at hand
+  int64_t rounds = 0, pieces = 0;
+  int64_t step = 0;   // of the replay, its first
 };
 
 struct Tape::Slot {

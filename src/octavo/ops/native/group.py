@@ -17,6 +17,11 @@ from octavo.ops.backend import GroupOffer
 from octavo.ops.native import _native
 from octavo.parallel.host import host_identity, listening_socket, own_address
 
+PATIENCE_S = 300.0
+"""How long a rank waits for the others. Ranks that die are noticed sooner by those who started
+them.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class NativeGroup:
@@ -58,7 +63,7 @@ def join(rank: int, size: int, offers: Sequence[GroupOffer], made: Offered) -> N
         if made.listening is not None:
             made.listening.close()
         memory = made.memory or _open(rank, size, offers[0])
-        return NativeGroup(rank, size, _native.SharedGroup(memory, rank))
+        return NativeGroup(rank, size, _native.SharedGroup(memory, rank, PATIENCE_S))
     return NativeGroup(rank, size, _through_torch(rank, size, offers, made.listening))
 
 

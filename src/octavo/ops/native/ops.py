@@ -112,7 +112,7 @@ def _matrices(weight: Weight | NativeArray, recorder: Recorder) -> list[_native.
 def embedding(table: PackedWeight, token_ids: NativeArray, first: int = 0) -> NativeArray:
     recorder = _recorder(token_ids)
     (matrix,) = _matrices(table, recorder)
-    ref = recorder.tape.embedding(matrix, token_ids.ref, *([first] if first else []))
+    ref = recorder.tape.embedding(matrix, token_ids.ref, first)
     return recorder.at(ref, table.shape[1:])
 
 
@@ -120,7 +120,7 @@ def embedding(table: PackedWeight, token_ids: NativeArray, first: int = 0) -> Na
 def array_embedding(table: NativeArray, token_ids: NativeArray, first: int = 0) -> NativeArray:
     recorder = _recorder(token_ids)
     (matrix,) = _matrices(table, recorder)
-    ref = recorder.tape.embedding(matrix, token_ids.ref, *([first] if first else []))
+    ref = recorder.tape.embedding(matrix, token_ids.ref, first)
     return recorder.at(ref, table.shape[1:])
 
 
