@@ -5,6 +5,7 @@ A case gets a `Bench` around one implementation; tests/ops runs all cases for al
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -14,6 +15,7 @@ import support.expert_cases
 import support.latent_cases
 import support.sampling_cases  # noqa: F401  (these add the cases of their ops)
 from support.op_bench import CASES, Bench, cases
+from support.ranks import of_its_own, on_ranks
 
 __all__ = ["CASES", "Bench"]
 
@@ -36,6 +38,36 @@ def rows_of_a_table(b: Bench, vocab: int, tokens: int, size: int) -> None:
     table, values = b.matrix(b.normal(vocab, size))
     ids = b.rng.integers(vocab, size=tokens)
     b.close(b.op(table, b.put(ids)), values[ids], 0)
+
+
+@cases("embedding", first=[0, 2, 12, 15], vocab=[1, 13])
+def rows_of_a_part_of_a_table(b: Bench, first: int, vocab: int) -> None:
+    table, values = b.matrix(b.normal(vocab, 70))
+    ids = np.arange(30)
+    expected = np.zeros((30, 70), np.float32)
+    expected[first : first + vocab] = values[: 30 - first]
+    b.close(b.op(table, b.put(ids), first), expected, 0)
+
+
+@cases("all_reduce", ranks=[1, 2, 3], shape=[(1, 8), (5, 33)])
+def sum_over_ranks(b: Bench, ranks: int, shape: tuple[int, int]) -> None:
+    given = [b.normal(*shape) for _ in range(ranks)]
+    expected = functools.reduce(np.add, given)
+    backends = [of_its_own(b.backend) for _ in given]
+    for actual in on_ranks(
+        backends, lambda own, group: b.op(own.from_host(given[group.rank]), group)
+    ):
+        b.close(actual, expected, 0)
+
+
+@cases("all_gather", columns=[(4,), (3, 3), (1, 40, 7)], tokens=[1, 6])
+def columns_of_ranks(b: Bench, columns: tuple[int, ...], tokens: int) -> None:
+    given = [b.normal(tokens, count) for count in columns]
+    backends = [of_its_own(b.backend) for _ in given]
+    for actual in on_ranks(
+        backends, lambda own, group: b.op(own.from_host(given[group.rank]), group, columns)
+    ):
+        b.close(actual, np.concatenate(given, axis=1), 0)
 
 
 @cases("take_rows", rows=[[2], [4, 0, 4]])

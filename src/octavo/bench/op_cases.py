@@ -50,12 +50,16 @@ WEIGHT_FORMATS = (
     Format("f8", None, "f32"),
 )
 
-VIEWS = {"split_columns": "a view of the same memory, with nothing to time"}
+NOT_TIMED = {
+    "split_columns": "a view of the same memory, with nothing to time",
+    "all_reduce": "it takes several processes; see benchmarks/collectives.py",
+    "all_gather": "it takes several processes; see benchmarks/collectives.py",
+}
 """Ops without a case, and why."""
 
 
 def op_cases(model: CausalLM, rows: Sequence[int], context: int) -> Iterator[OpCase]:
-    """Every op but VIEWS in the shapes of `model`, which needs no weights; those of mixtures of
+    """Every op but NOT_TIMED in the shapes of `model`, which needs no weights; those of mixtures of
     experts and of latent attention only if it has such. context: cached tokens of a decoding
     sequence.
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo import ops
 from octavo.bench.op_case import OpCase
-from octavo.bench.op_cases import VIEWS, op_cases
+from octavo.bench.op_cases import NOT_TIMED, op_cases
 from octavo.bench.progress import progress_bar
 from octavo.bench.statistics import percentile
 from octavo.core.errors import ConfigError
@@ -61,7 +61,7 @@ def measure_ops(
     cases = list(op_cases(model, rows, context))
     known = list(dict.fromkeys(case.op for case in cases))
     if unknown := [name for name in wanted if name not in known]:
-        why = VIEWS.get(unknown[0], "there is no benchmark of it")
+        why = NOT_TIMED.get(unknown[0], "there is no benchmark of it")
         raise ConfigError(f"--op {unknown[0]}: {why}; use {', '.join(known)}")
     cases = [case for case in cases if not wanted or case.op in wanted]
     backend = NativeBackend(threads=threads)

@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,12 +60,11 @@ def offer(rank: int, size: int) -> Offered:
 
 def join(rank: int, size: int, offers: Sequence[GroupOffer], made: Offered) -> NativeGroup:
     """Raises ConfigError if the ranks can't reach each other."""
-    if "key" in offers[0] and len({one["host"] for one in offers}) == 1:
-        if made.listening is not None:
-            made.listening.close()
-        memory = made.memory or _open(rank, size, offers[0])
-        return NativeGroup(rank, size, _native.SharedGroup(memory, rank, PATIENCE_S))
-    return NativeGroup(rank, size, _through_torch(rank, size, offers, made.listening))
+    with made.listening or nullcontext():
+        if "key" in offers[0] and len({one["host"] for one in offers}) == 1:
+            memory = made.memory or _open(rank, size, offers[0])
+            return NativeGroup(rank, size, _native.SharedGroup(memory, rank, PATIENCE_S))
+        return NativeGroup(rank, size, _through_torch(rank, size, offers, made.listening))
 
 
 def _open(rank: int, size: int, offered: GroupOffer) -> _native.GroupMemory:

@@ -7,6 +7,7 @@ import logging
 import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TypeVar, cast
 
 import numpy as np
@@ -193,7 +194,8 @@ class TorchBackend:
 
     def join_group(self, rank: int, size: int, offers: Sequence[GroupOffer]) -> TorchGroup:
         listening, self._listening = self._listening if rank == 0 else None, None
-        return join(rank, size, offers, self._device, listening)
+        with listening or nullcontext():
+            return join(rank, size, offers, self._device, listening)
 
     def compile(self, function: F) -> F:
         """`function` under inference mode, on whatever thread it is called."""

@@ -60,7 +60,7 @@ def join(
     timeout: timedelta = TIMEOUT,
 ) -> TorchGroup:
     """The group of all ranks, which meet at rank 0's address and port. listening: of rank 0, the
-    socket there. Raises ConfigError if they don't meet in time.
+    socket there, which it takes. Raises ConfigError if they don't meet in time.
     """
     address, port = str(offers[0]["address"]), int(offers[0]["port"])
     try:
