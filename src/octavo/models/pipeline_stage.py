@@ -48,7 +48,7 @@ class PipelineStage(Layer):
 
     The embedding (with positions and its norm) is the first stage's, the last norm and the head are
     the last's. A tied table so is on both. embeds_drafts: a stage that isn't the first has the
-    embedding's table too, for draft heads that look up tokens in it.
+    embedding too, for draft heads that look up tokens in it.
 
     The whole model's: family, module, only_backend, vocab_size, max_position. The stage's own:
     kv_shapes, num_parameters, weights. hidden_size: D, of what goes from stage to stage.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -11,12 +11,12 @@ from octavo.core.errors import InvariantError
 from octavo.core.model_spec import KVFormat
 from octavo.core.step import ScheduledStep, SequenceOutput, StepOutput, TokenLogprobs
 from octavo.models.engine_model import EngineModel
-from octavo.ops import Array, BatchContext, copy_blocks, move_kv, non_finite_rows, split_columns
+from octavo.ops import Array, BatchContext, non_finite_rows, split_columns
 from octavo.ops.backend import Backend
-from octavo.ops.batch import HostBatch
-from octavo.runner.batch import StepBatch, build_batch
-from octavo.runner.slots import Slots
+from octavo.runner.batch import StepBatch, whole_sequences
+from octavo.runner.pipeline import Pipeline, StageInput, failures_told
 from octavo.runner.speculation import ComputedStep, Draft, Speculation, Verified
+from octavo.runner.state import RunnerState, first_guess
 from octavo.sampling.logprobs import token_logprobs
 from octavo.sampling.sampler import DrawnRows, SampledRows, Sampler, non_finite_error
 
@@ -25,7 +25,9 @@ _PROMPT_LOGPROB_ROWS = 256
 
 
 class ModelRunner:
-    """Owns a model's KV cache and slots, and executes scheduled steps one after another."""
+    """Owns a model's KV cache and slots, and executes scheduled steps one after another. The model
+    may be the last stage of a pipeline; those before have a `StageRunner` each.
+    """
 
     def __init__(
         self,
@@ -41,11 +43,13 @@ class ModelRunner:
         max_model_len: int,
         vocab_size: int,
         speculation: Speculation | None = None,
+        pipeline: Pipeline | None = None,
         clock: Clock = monotonic,
     ) -> None:
         """kv_factors: as in `Backend.allocate_kv`, of the model's own layers. vocab_size: of the
         tokenizer. Logits of a model may be wider by padding, which is cut off before anything looks
-        at them. Raises ConfigError if there is no memory for the KV cache.
+        at them. pipeline: the stages before; the model is a PipelineStage then. Raises ConfigError
+        if there is no memory for the KV cache.
         """
         self.num_blocks = num_blocks
         self._taps = () if speculation is None else speculation.taps
@@ -56,25 +60,44 @@ class ModelRunner:
         self._vocab_size = vocab_size
         self._backend = backend
         self._block_size = block_size
-        shapes = model.kv_shapes
-        self._num_model_layers = len(shapes)
-        if speculation is not None:
-            shapes += speculation.kv_heads
-        if kv_factors is not None:  # what guesses has none
-            kv_factors = [*kv_factors, *[(1.0, 1.0)] * (len(shapes) - len(kv_factors))]
-        self._kv_layers = backend.allocate_kv(num_blocks, block_size, shapes, kv_format, kv_factors)
-        self._slots = Slots(max_num_seqs, max_model_len, block_size)
+        self._state = RunnerState(
+            backend,
+            model.kv_shapes,
+            () if speculation is None else speculation.kv_heads,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv_format=kv_format,
+            kv_factors=kv_factors,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+        )
+        self._slots = self._state.slots
         self._sampler = sampler
         self._speculation = speculation
+        self._pipeline = pipeline
+        self._input: StageInput | None = None
+        if pipeline is not None:
+            self._input = StageInput(pipeline, backend, model, self._taps)
         self._clock = clock
         if speculation is not None:
-            speculation.attach(self._slots, self._kv_layers)
+            speculation.attach(self._slots, self._state.kv_layers)
 
-    def execute(self, step: ScheduledStep) -> StepOutput:
+    def execute(self, step: ScheduledStep, outcomes: Sequence[StepOutput] = ()) -> StepOutput:
         """Compute one step. A sampled token becomes the slot's next known token, so the following
-        step can be scheduled before this one's output is seen.
+        step can be scheduled before this one's output is seen. outcomes: nothing new to this
+        runner; those before the last of a pipeline need them.
+
+        Raises octavo.parallel.links.StageFailedError if a stage before can't compute the step.
         """
-        self._apply_changes(step)
+        if self._pipeline is None:
+            return self._execute(step)
+        with failures_told(self._pipeline, step):
+            return self._execute(step)
+
+    def _execute(self, step: ScheduledStep) -> StepOutput:
+        self._state.apply(step)
+        for binding in step.bindings:
+            self._sampler.bind(binding)
         if self._speculation is not None:
             self._speculation.begin(step)
         if not step.sequences:
@@ -82,20 +105,27 @@ class ModelRunner:
         drafts: dict[int, Draft] = {}
         if self._speculation is not None:
             drafts = self._speculation.propose(step.sequences)
+        if self._pipeline is not None:
+            self._pipeline.send_drafts(step, drafts)
         began = self._clock()
-        batch = build_batch(self._slots, step.sequences, self._block_size, drafts)
-        ctx = self._backend.batch_context(batch.host, self._kv_layers)
+        batch = self._state.batch(step, drafts)
+        ctx = self._state.context(batch.host)
+        x: tuple[Array, ...] = ()
+        earlier_taps: list[Array] = []
+        if self._input is not None:
+            given = self._input.receive(step.step_id, len(batch.host.token_ids))
+            x, earlier_taps = given.x, [self._backend.from_host(tap) for tap in given.taps]
         outputs = [SequenceOutput(sequence.slot, ()) for sequence in step.sequences]
         verified: dict[int, Verified] = {}
         if len(batch.shape.sampling):
             rows = self._backend.from_host(batch.shape.rows)
-            hidden, logits, *taps = self._forward_and_head(ctx, rows)
+            hidden, logits, *taps = self._forward_and_head(ctx, rows, *x)
             sampled = self._sample(logits, batch, drafts)
             if drafts:
                 verified = self._verify(sampled, batch, drafts)
             self._put_tokens(outputs, sampled, batch, verified)
         else:
-            hidden, *taps = self._forward(ctx)
+            hidden, *taps = self._forward(ctx, *x)
         for index, sequence in enumerate(step.sequences):
             if self._slots.prompt_logprobs[sequence.slot] is not None:
                 outputs[index] = self._with_prompt_logprobs(outputs[index], hidden, batch, index)
@@ -103,7 +133,8 @@ class ModelRunner:
             return StepOutput(step.step_id, outputs)
         seconds = self._clock() - began
         accepted = {index: one.accepted for index, one in verified.items()}
-        self._speculation.observe(ComputedStep(step, batch.host, hidden, tuple(taps), accepted))
+        tapped = (*earlier_taps, *taps)
+        self._speculation.observe(ComputedStep(step, batch.host, hidden, tapped, accepted))
         return StepOutput(step.step_id, outputs, seconds, *self._speculation.take_seconds())
 
     def seconds_by_rows(self, counts: Sequence[int], repeats: int = 3) -> list[tuple[int, float]]:
@@ -116,33 +147,11 @@ class ModelRunner:
         return [self._timed_rows(min(count, longest)) for _ in range(repeats) for count in counts]
 
     def _timed_rows(self, count: int) -> tuple[int, float]:
-        places = np.arange(count)
-        host = HostBatch(
-            token_ids=np.zeros_like(places),
-            positions=places,
-            kv_slots=places,
-            query_starts=np.array((0, count), np.int32),
-            context_lens=np.array((count,), np.int32),
-            block_tables=np.arange(-(-count // self._block_size), dtype=np.int32)[None],
-        )
+        host = whole_sequences([np.zeros(count, np.int64)], self._block_size)
+        rows = self._backend.from_host(np.arange(count))
         began = self._clock()
-        ctx = self._backend.batch_context(host, self._kv_layers)
-        self._forward_and_head(ctx, self._backend.from_host(places))
+        self._forward_and_head(self._state.context(host), rows)
         return count, self._clock() - began
-
-    def _apply_changes(self, step: ScheduledStep) -> None:
-        for binding in step.bindings:
-            self._slots.bind(binding)
-            self._sampler.bind(binding)
-        for sequence in step.sequences:
-            if sequence.new_block_ids:
-                self._slots.append_blocks(sequence.slot, sequence.new_block_ids)
-        if step.block_copies:
-            pairs = [(copy.source, copy.target) for copy in step.block_copies]
-            for layer in self._kv_layers:
-                copy_blocks(layer, pairs)
-            for copy in step.block_copies:
-                self._slots.replace_block(copy.slot, copy.index, copy.target)
 
     def _sample(self, logits: Array, batch: StepBatch, drafts: Mapping[int, Draft]) -> SampledRows:
         """A token for each row of logits, be it known yet or not that the row is reached."""
@@ -168,21 +177,15 @@ class ModelRunner:
         if self._speculation is None:
             raise InvariantError("there are drafts, but nothing that makes any")
         shape, verified = batch.shape, {}
-        sources: list[int] = []
-        targets: list[int] = []
+        paths: list[tuple[int, Sequence[int]]] = []
         for index, first in zip(shape.sampling.tolist(), shape.row_starts.tolist(), strict=True):
             if (draft := drafts.get(index)) is None:
                 continue
             verified[index] = one = self._speculation.verify(draft, sampled, first)
             if draft.parents is not None:
-                row = int(shape.query_starts[index + 1]) - len(draft.token_ids)
-                moved = [(row + i, row + to) for to, i in enumerate(one.accepted) if i != to]
-                sources += [source for source, _ in moved]
-                targets += [target for _, target in moved]
-        if sources:
-            kv_slots = batch.host.kv_slots
-            for layer in self._kv_layers[: self._num_model_layers]:
-                move_kv(layer, kv_slots[sources], kv_slots[targets])
+                paths.append((first_guess(batch, index, draft), one.accepted))
+        if paths:
+            self._state.keep_paths(batch.host.kv_slots, paths)
         return verified
 
     def _put_tokens(
@@ -245,13 +248,16 @@ class ModelRunner:
         """Logits of the hidden states' `rows` (R,) int64 -> (R, V), V the tokenizer's."""
         return self._head(hidden, self._backend.from_host(rows))
 
-    def _hidden(self, ctx: BatchContext) -> tuple[Array, ...]:
-        """Hidden states, then the outputs of the layers that are tapped."""
-        return self._model.forward_with_taps(ctx, self._taps)
+    def _hidden(self, ctx: BatchContext, *x: Array) -> tuple[Array, ...]:
+        """Hidden states, then the outputs of the layers that are tapped. x: what the stage before
+        gave, if there is one.
+        """
+        forward: Callable[..., tuple[Array, ...]] = self._model.forward_with_taps
+        return forward(ctx, self._taps, *x)
 
-    def _hidden_and_logits(self, ctx: BatchContext, rows: Array) -> tuple[Array, ...]:
+    def _hidden_and_logits(self, ctx: BatchContext, rows: Array, *x: Array) -> tuple[Array, ...]:
         """A whole step as one function: one replay, where forwards are recorded."""
-        hidden, *taps = self._hidden(ctx)
+        hidden, *taps = self._hidden(ctx, *x)
         return hidden, self._logits_of_vocabulary(hidden, rows), *taps
 
     def _logits_of_vocabulary(self, hidden: Array, rows: Array) -> Array:

@@ -121,6 +121,7 @@ class Eagle:
         needs_hidden_states=True,
         makes_trees=True,
         knows_confidence=True,
+        embeds_tokens=True,
     )
 
     def __init__(

@@ -19,12 +19,14 @@ class Capabilities:
     needs_hidden_states: it must `observe` every step whose tokens it shall know.
     gives_probabilities: it can draw its guesses, for requests that sample without a seed.
     makes_trees: its drafts may branch. knows_confidence: it honours DraftRequest.min_probability.
+    embeds_tokens: it looks them up in the target's embedding.
     """
 
     needs_hidden_states: bool = False
     gives_probabilities: bool = False
     makes_trees: bool = False
     knows_confidence: bool = False
+    embeds_tokens: bool = False
 
 
 class DraftTask(NamedTuple):

@@ -15,7 +15,9 @@ from octavo.speculative.verify import verify
 
 
 class Proposers:
-    """A Speculation: hands each request for a draft to the proposer that it names."""
+    """A Speculation: hands each request for a draft to the proposer that it names. embeds_tokens:
+    whether any looks tokens up in the target's embedding, so that it must be where they are.
+    """
 
     def __init__(self, proposers: Sequence[Proposer], *, clock: Clock = monotonic) -> None:
         """proposers: at least one; a DraftRequest's method is the index of one."""
@@ -27,6 +29,7 @@ class Proposers:
         self.kv_heads: Sequence[tuple[int, int]] = [
             heads for proposer in self._proposers for heads in proposer.kv_heads
         ]
+        self.embeds_tokens = any(p.capabilities.embeds_tokens for p in self._proposers)
         self.taps = tuple(sorted({tap for proposer in self._proposers for tap in proposer.taps}))
 
     def attach(self, slots: Slots, kv_layers: tuple[KVLayer, ...]) -> None:
