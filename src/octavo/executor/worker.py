@@ -27,7 +27,6 @@ from octavo.models.pipeline_stage import PipelineStage, decoder_to_cut, stages_o
 from octavo.models.registry import engine_model
 from octavo.ops.backend import Backend, backend_name, load_backend
 from octavo.runner.model_runner import ModelRunner
-from octavo.runner.pipeline import Pipeline
 from octavo.sampling.sampler import Sampler
 from octavo.weights import Checkpoint, open_checkpoint
 
