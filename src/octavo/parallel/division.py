@@ -93,9 +93,8 @@ def divide_inner(
     num_units = -(-inner_size // unit)
     if num_units < size:
         raise ConfigError(
-            f"--tensor-parallel-size {size}: an MLP's {inner_size} inner columns are {num_units} "
-            f"groups of {unit}, which can't be divided by {size} ranks. The largest size that "
-            f"works is {num_units}"
+            f"--tensor-parallel-size {size}: an MLP's {inner_size} inner columns, in groups of "
+            f"{unit}, can't be divided by {size} ranks. The largest size that works is {num_units}"
         )
     counts = [1] * size
     for _ in range(num_units - size):
