@@ -131,7 +131,7 @@ def of_rank(folder: Path, size: int, **overrides: Any) -> None:
         (3, {"num_key_value_heads": 4}, "4 attention heads with 4 .* 3 ranks.* 1, 2, 4$"),  # MDL-08
         (4, NINE, "9 attention heads with 3 key/value heads .* 1, 2, 3, 9$"),
         (4, {"vocab_size": 3}, "a vocabulary of 3 tokens can't be divided by 4 ranks"),
-        (4, {"intermediate_size": 24}, "24 inner columns, in groups of 8, .* size that works is 3$"),
+        (4, {"intermediate_size": 24}, "24 inner columns, in groups of 8, .* works is 3$"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(

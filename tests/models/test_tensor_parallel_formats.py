@@ -146,7 +146,7 @@ def test_inner_columns_that_are_one_block_are_refused(tmp_path: Path) -> None:
     original = make_checkpoint("llama", tmp_path / "original", **WIDE | {"intermediate_size": 256})
     path = write_gguf(original, tmp_path / "model.gguf", matrix_type="Q4_K")
     checkpoint = open_checkpoint(str(path))
-    with pytest.raises(ConfigError, match="256 inner columns, in groups of 256, .* works is 1$"):
+    with pytest.raises(ConfigError, match=r"256 inner columns, in groups of 256, .* works is 1$"):
         build_model(checkpoint.config).shard(Share(0, 2, inner_unit=column_unit(checkpoint)))
 
 

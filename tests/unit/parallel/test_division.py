@@ -114,7 +114,7 @@ def test_inner_columns_are_divided_in_units(
     size = len(taken)
     used = 8 if unit == 32 and inner < 32 * size else unit
     if -(-inner // used) < size:
-        with pytest.raises(ConfigError, match=f"{inner} inner columns .* {size} ranks"):
+        with pytest.raises(ConfigError, match=f"{inner} inner columns, .* {size} ranks"):
             divide_inner(inner, taken, cost, unit=unit)
         return
     parts = divide_inner(inner, taken, cost, unit=unit)
