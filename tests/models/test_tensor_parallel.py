@@ -26,9 +26,10 @@ from support.forward import Forward, load_model
 from support.tensor_ranks import Ranks
 
 TOKENS = np.random.default_rng(3).integers(VOCAB_SIZE, size=40).tolist()
-TOLERANCE = 1e-4
-"""Of logits of about 10. Ranks add up parts of what one process adds up in one go: float32 with
-another order of summation, which two or more layers and weights of 0.3 carry on.
+TOLERANCE = 2e-4
+"""Of logits of about 10, as against transformers: ranks add up parts of what one process adds up in
+one go, float32 in another order, which weights of 0.3 carry on from layer to layer. The most seen
+is 0.8e-4, of gpt_oss, which has four layers and clamps; others are off by 0.3e-4 and less.
 """
 OWN = [variant for variant in VARIANTS if variant not in FOREIGN_FAMILIES]
 
@@ -96,7 +97,7 @@ THREE = {"num_attention_heads": 3, "num_key_value_heads": 3}
 UNEVEN: list[tuple[str, dict[str, Any]]] = [
     ("llama", {**NINE, "attention_bias": True}),
     ("olmo2", NINE),
-    ("gpt_oss", NINE),
+    ("gpt_oss", {**NINE, "hidden_size": 64}),
     ("bloom", {**THREE, "hidden_size": 96, "intermediate_size": 384}),
     ("stablelm", {**NINE, "qk_layernorm": True, "use_parallel_residual": True}),
     ("deepseek_v3", THREE),
