@@ -249,6 +249,7 @@ def _simulated_engine(
 
 def _loop(config: Config, executor: Executor, settings: SchedulerSettings) -> EngineLoop:
     from octavo.engine.loop import EngineLoop
+    from octavo.engine.restarts import Restarts
 
     scheduler: Scheduler | RecordedScheduler
     if config.scheduler.record_steps is None:
@@ -257,7 +258,9 @@ def _loop(config: Config, executor: Executor, settings: SchedulerSettings) -> En
         from octavo.engine.recording import RecordedScheduler  # only who records loads it
 
         scheduler = RecordedScheduler(settings, Path(config.scheduler.record_steps), monotonic)
-    return EngineLoop(scheduler, executor, monotonic, depth=executor.max_steps_in_flight)
+    restarts = Restarts() if config.parallel.restart_workers else None
+    depth = executor.max_steps_in_flight
+    return EngineLoop(scheduler, executor, monotonic, depth=depth, restarts=restarts)
 
 
 def engine_child(config: Config) -> EngineChild:

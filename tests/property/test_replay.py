@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.core.errors import RequestError
+from octavo.core.errors import EngineDeadError, OctavoError, RequestError
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import ScheduledStep
 from octavo.engine.loop import EngineLoop
@@ -27,19 +27,27 @@ _SECONDS_BY_ROWS = ((1, 0.01), (8, 0.011), (64, 0.05))
 
 
 class _FailingStep:
+    def __init__(self, error: OctavoError) -> None:
+        self._error = error
+
     def result(self) -> None:
-        raise StepFailedError("the step failed")
+        raise self._error
 
 
 class _Executor(SimulatedExecutor):
-    """Fails at some steps, and keeps what it was given."""
+    """Fails at some steps, dies at others, and keeps what it was given."""
 
     fail_at: frozenset[int] = frozenset()
+    die_at: frozenset[int] = frozenset()
 
     def submit(self, step: ScheduledStep) -> PendingStep:
         self.steps.append(step)
         submitted = super().submit(step)
-        return _FailingStep() if step.step_id in self.fail_at else submitted  # type: ignore
+        if step.step_id in self.fail_at:
+            return _FailingStep(StepFailedError("the step failed"))
+        if step.step_id in self.die_at:
+            return _FailingStep(EngineDeadError("it died"))
+        return submitted
 
 
 @st.composite
@@ -87,6 +95,13 @@ def requests(draw: st.DrawFn, policy: str) -> list[Request]:
     return found
 
 
+def _step(loop: EngineLoop) -> None:
+    try:
+        loop.step()
+    except EngineDeadError:
+        loop.start_over()
+
+
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_a_replay_decides_every_step_alike(data: st.DataObject) -> None:
@@ -102,21 +117,24 @@ def test_a_replay_decides_every_step_alike(data: st.DataObject) -> None:
         )
         executor.steps = []
         executor.fail_at = data.draw(st.frozensets(st.integers(1, 20), max_size=1))
+        executor.die_at = data.draw(st.frozensets(st.integers(1, 20), max_size=2))
         loop = EngineLoop(scheduler, executor, clock)
         for number, request in enumerate(arriving):
             with suppress(RequestError):
                 loop.add(request)
             for _ in range(data.draw(st.integers(0, 4))):
-                loop.step()
+                _step(loop)
             clock.move_to(clock.now + data.draw(st.sampled_from([0.0, 0.5])))
-            action = data.draw(st.sampled_from(["", "", "", "abort", "stop one", "forget"]))
+            action = data.draw(st.sampled_from(["", "", "", "abort", "stop one", "forget", "lose"]))
             if action == "forget":
                 loop.forget_prefixes()
+            elif action == "lose":  # while nothing is computed
+                loop.start_over()
             elif action:
                 which = 0 if action == "stop one" else None
                 loop.end(str(data.draw(st.integers(0, number))), which, FinishReason.ABORT)
         while loop.has_work:
-            loop.step()
+            _step(loop)
         loop.abort_all()
         recording = open_recording(path)
         assert recording.settings == given_settings

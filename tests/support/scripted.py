@@ -29,6 +29,8 @@ from octavo.core.step import (
 from octavo.engine.client import EngineClient
 from octavo.engine.inprocess import InProcessEngine
 from octavo.engine.loop import EngineLoop
+from octavo.engine.restarts import Restarts
+from octavo.executor.base import Executor
 from octavo.kvcache.block_pool import BlockPool
 from octavo.scheduler.drafting import FixedDrafts
 from octavo.scheduler.policies import policy_named
@@ -137,7 +139,7 @@ class _Slot:
 
 
 @dataclass
-class ScriptedExecutor:
+class ScriptedExecutor(Executor):
     """Computes nothing: each sequence's next token is the script's.
 
     fault: (prompt ids, tokens generated so far) -> None, the error of that sequence alone (as a
@@ -242,6 +244,7 @@ def scripted_engine(
     max_num_queued_reqs: int | None = None,
     enable_prefix_caching: bool = True,
     draft_length: int = 0,
+    restarts: Restarts | None = None,
 ) -> InProcessEngine:
     scheduler = Scheduler(
         BlockPool(executor.num_blocks, enable_prefix_caching=enable_prefix_caching),
@@ -253,7 +256,8 @@ def scripted_engine(
         max_num_queued_reqs=max_num_queued_reqs,
         drafting=FixedDrafts(draft_length) if draft_length else None,
     )
-    return InProcessEngine(lambda: (EngineLoop(scheduler, executor, monotonic), None))
+    loop = EngineLoop(scheduler, executor, monotonic, restarts=restarts)
+    return InProcessEngine(lambda: (loop, None))
 
 
 @dataclass

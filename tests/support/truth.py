@@ -25,7 +25,7 @@ from octavo.core.step import (
     StepOutput,
     TokenLogprobs,
 )
-from octavo.executor.base import StepFailedError
+from octavo.executor.base import Executor, StepFailedError
 from octavo.kvcache.block_pool import BlockPool
 from octavo.scheduler.batching import batching_named
 from octavo.scheduler.drafting import Drafting
@@ -106,7 +106,7 @@ class ScatteredDrafts:
         return ()
 
 
-class TruthExecutor:
+class TruthExecutor(Executor):
     """Runs steps when their result is asked for, or at once; both orders must be right.
 
     fail_at: step ids that fail. before_step: called with each step before it runs.
@@ -120,6 +120,7 @@ class TruthExecutor:
         depth: int = 1,
         fail_at: frozenset[int] = frozenset(),
         before_step: Callable[[ScheduledStep], None] = lambda step: None,
+        can_restart: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.max_steps_in_flight = depth
@@ -129,6 +130,7 @@ class TruthExecutor:
         self._fail_at = fail_at
         self._before_step = before_step
         self._is_poisoned = False
+        self.can_restart = can_restart
         self.steps: list[ScheduledStep] = []
         self.is_shut_down = False
 

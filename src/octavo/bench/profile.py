@@ -194,7 +194,7 @@ class _TimedBackend:
         return cast(F, timed)
 
 
-class _TimedExecutor:
+class _TimedExecutor(Executor):
     """An executor whose submissions are timed. Each waits for its step: one is in flight."""
 
     max_steps_in_flight = 1

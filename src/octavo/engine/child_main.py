@@ -33,7 +33,7 @@ def run(end: socket.socket) -> None:
         gc.enable()
         drive(
             loop,
-            lambda wait: channel.receive_all(wait=wait),
+            lambda timeout_s: channel.receive_all(wait=timeout_s > 0, timeout_s=timeout_s),
             lambda report: channel.send(report.packed()),
         )
         gc.unfreeze()

@@ -79,7 +79,8 @@ class EngineClient(ABC):
 
     facts: what `build` said of the engine, after `start`.
     on_stats: called with the engine's statistics after every step, on the event loop. error: why
-    the engine is dead; None while it lives.
+    the engine is dead; None while it lives. is_restarting: a process of it has died and another
+    starts; until then requests wait.
     """
 
     def __init__(self, build: Build) -> None:
@@ -88,6 +89,7 @@ class EngineClient(ABC):
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
         self.stats = EngineStats()
         self.error: str | None = None
+        self.is_restarting = False
         self._streams: dict[str, RequestStream] = {}
         self._answers: dict[str, asyncio.Future[LiveLimits | None]] = {}
         self._num_limits = 0
@@ -186,6 +188,7 @@ class EngineClient(ABC):
     def _take(self, report: Report) -> None:
         """Hand a report's news to those who wait for it. Called on the event loop."""
         self.stats = report.stats
+        self.is_restarting = report.is_restarting
         for request_id, reply in report.answers:
             answer = self._answers.pop(request_id)
             if isinstance(reply, RequestError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from octavo.core.errors import OctavoError, RequestError
+from octavo.core.errors import EngineDeadError, OctavoError, RequestError
 from octavo.core.request import Request
 from octavo.core.step import LiveLimits, TokenDelta
 from octavo.engine.loop import EngineLoop
@@ -22,22 +22,30 @@ from octavo.engine.messages import (
 
 logger = logging.getLogger("octavo.engine")
 
-Receive = Callable[[bool], list[Command]]
-"""The commands that have come; waits for one if the argument is true. Raises EOFError if the client
+# While there is nothing to do: so long may it take until a dead executor is noticed.
+_IDLE_SECONDS = 1.0
+
+Receive = Callable[[float], list[Command]]
+"""The commands that have come; waits at most so many seconds for one. Raises EOFError if the client
 is gone.
 """
 
 
 def drive(loop: EngineLoop, receive: Receive, send: Callable[[Report], None]) -> None:
     """Serve until the client closes or disappears, or the engine dies. Commands are taken between
-    steps.
+    steps, and wait while a new executor starts.
 
     The last report says `closed`, whatever happened.
     """
     driver = _Driver(loop, send)
     try:
         while not driver.is_closing:
-            for command in receive(not loop.has_work):
+            is_idle = not loop.has_work
+            commands = receive(_IDLE_SECONDS if is_idle else 0.0)
+            if is_idle and not commands:
+                driver.check()
+                continue
+            for command in commands:
                 driver.obey(command)
             driver.advance()
         driver.close()
@@ -77,8 +85,19 @@ class _Driver:
         if self._loop.has_work and not self.is_closing:
             if self._answers:
                 self._report()  # before the step, which may take long
-            self._deltas += self._loop.step()
+            try:
+                self._deltas += self._loop.step()
+            except EngineDeadError as death:
+                self._go_on_after(death)
         self._report()
+
+    def check(self) -> None:
+        """Look after the executor, which is not used now."""
+        try:
+            self._loop.check()
+        except EngineDeadError as death:
+            self._go_on_after(death)
+            self._report()
 
     def close(self) -> None:
         self._deltas += self._loop.abort_all()
@@ -89,6 +108,12 @@ class _Driver:
             self._deltas += self._loop.abandon(error)
         finally:  # whatever state the loop is in, those who wait must hear of it
             self._report(error=error, closed=True)
+
+    def _go_on_after(self, death: EngineDeadError) -> None:
+        """With another executor. Raises EngineDeadError if there is to be none."""
+        self._deltas += self._loop.start_over_after(death)
+        self._report(is_restarting=True)  # before it starts, which takes long
+        self._loop.restart()
 
     def _try_add(self, request: Request) -> RequestError | None:
         try:
@@ -105,7 +130,9 @@ class _Driver:
         except RequestError as refusal:
             return refusal
 
-    def _report(self, error: str | None = None, closed: bool = False) -> None:
+    def _report(
+        self, error: str | None = None, closed: bool = False, is_restarting: bool = False
+    ) -> None:
         answers, self._answers = self._answers, []
         deltas, self._deltas = self._deltas, []
-        self._send(Report(answers, deltas, self._loop.stats(), error, closed))
+        self._send(Report(answers, deltas, self._loop.stats(), error, closed, is_restarting))

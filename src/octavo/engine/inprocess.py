@@ -49,9 +49,11 @@ class InProcessEngine(EngineClient):
         for report in reports:
             self._take(report)
 
-    def _receive(self, wait: bool) -> list[Command]:
-        commands = [self._commands.get()] if wait else []
+    def _receive(self, timeout_s: float) -> list[Command]:
+        commands = []
         try:
+            if timeout_s:
+                commands.append(self._commands.get(timeout=timeout_s))
             while True:
                 commands.append(self._commands.get_nowait())
         except Empty:

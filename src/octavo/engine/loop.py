@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -9,18 +10,23 @@ from octavo.core.clock import Clock
 from octavo.core.errors import EngineDeadError, InvariantError
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import EngineStats, LiveLimits, TokenDelta
+from octavo.engine.restarts import MOST_RESTARTS, WITHIN_SECONDS, Restarts
 from octavo.executor.base import Executor, PendingStep, StepFailedError
 
 if TYPE_CHECKING:
     from octavo.engine.recording import RecordedScheduler
+    from octavo.scheduler.plan import Interrupted
     from octavo.scheduler.scheduler import Scheduler
+
+
+logger = logging.getLogger("octavo.engine")
 
 
 class EngineLoop:
     """Drives one scheduler and one executor. Belongs to one thread.
 
     `depth` steps are kept in flight (1: strictly one after another), at most as many as the
-    executor allows.
+    executor allows. restarts: allow it to come back after its death; None: that is the end.
     """
 
     def __init__(
@@ -30,10 +36,12 @@ class EngineLoop:
         clock: Clock,
         *,
         depth: int = 1,
+        restarts: Restarts | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
+        self._restarts = restarts
         self._depth = min(depth, executor.max_steps_in_flight)
         self._pending: deque[PendingStep] = deque()
 
@@ -64,7 +72,8 @@ class EngineLoop:
         """Fill the pipeline, then take its oldest output.
 
         A step that fails ends the requests that were running with an error, and the loop goes on.
-        Raises EngineDeadError when the executor is gone; then call `abandon`.
+        Raises EngineDeadError when the executor is gone; then call `start_over_after` and
+        `restart`, or `abandon`.
         """
         while len(self._pending) < self._depth:
             step = self._scheduler.schedule(self._clock())
@@ -82,6 +91,55 @@ class EngineLoop:
             return self._scheduler.fail(str(failure), self._clock(), running_only=True)
         return self._scheduler.update(output, self._clock())
 
+    def check(self) -> None:
+        """Raises EngineDeadError when the executor is gone, for times without steps."""
+        self._executor.check()
+
+    def start_over(self) -> list[Interrupted]:
+        """The executor is gone: forget the steps in flight, which are returned, and let wait what
+        runs.
+        """
+        self._pending.clear()
+        return self._scheduler.start_over()
+
+    def start_over_after(self, death: EngineDeadError) -> list[TokenDelta]:
+        """The same if another executor may be started; then call `restart`. Ends requests that may
+        be what it died of: the deltas of these.
+
+        Raises EngineDeadError, and has done nothing, if none may.
+        """
+        restarts = self._allowed(death)
+        num_running = self._scheduler.stats().num_running
+        deltas = []
+        for request_id in restarts.suspects(self.start_over()):
+            error = f"what computes has died twice while this request was running: {death}"
+            deltas += self._scheduler.end(
+                request_id, None, FinishReason.ERROR, self._clock(), error
+            )
+        logger.warning(
+            "%d sequences were running when it died; %d end with an error, since it was the second "
+            "time in a row; %d wait until it is back",
+            num_running,
+            len(deltas),
+            self._scheduler.stats().num_waiting,
+        )
+        return deltas
+
+    def restart(self) -> None:
+        """Start another executor, and wait until it is ready. Raises EngineDeadError if it dies
+        again, too often.
+        """
+        start = self._clock()
+        while True:
+            try:
+                self._executor.restart()
+                break
+            except EngineDeadError as death:
+                self._allowed(death)
+        num_waiting = self._scheduler.stats().num_waiting
+        seconds = self._clock() - start
+        logger.warning("back after %.1f s; %d sequences go on", seconds, num_waiting)
+
     def abandon(self, error: str) -> list[TokenDelta]:
         """End everything with an error; nothing can be computed any more."""
         self._pending.clear()
@@ -94,6 +152,21 @@ class EngineLoop:
     def close(self) -> None:
         self._drain()
         self._executor.shutdown()
+
+    def _allowed(self, death: EngineDeadError) -> Restarts:
+        """What allows another start. Raises EngineDeadError if none is to follow."""
+        if self._restarts is None or not self._executor.can_restart:
+            raise death
+        self._restarts.allow(death, self._clock())
+        logger.error(
+            "what computes has died: %s; starting it again (%d of at most %d starts within %g "
+            "minutes)",
+            death,
+            self._restarts.num_recent,
+            MOST_RESTARTS,
+            WITHIN_SECONDS / 60,
+        )
+        return self._restarts
 
     def _drain(self) -> None:
         """Wait for the steps in flight and drop what they give."""

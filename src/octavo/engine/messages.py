@@ -46,7 +46,8 @@ Answer = RequestError | LiveLimits | None
 class Report(NamedTuple):
     """What happened since the last one. answers: of each `Add`, None if it was accepted, and of
     each `SetLimits`, the limits in force; or the refusal of either. error: why the engine has died.
-    closed: nothing follows.
+    closed: nothing follows. is_restarting: its executor has died, and until the next report it
+    starts another.
     """
 
     answers: list[tuple[str, Answer]]
@@ -54,6 +55,7 @@ class Report(NamedTuple):
     stats: EngineStats
     error: str | None = None
     closed: bool = False
+    is_restarting: bool = False
 
     def packed(self) -> tuple[Any, ...]:
         """The same in plain tuples, which take a third of the time to pickle and to read."""

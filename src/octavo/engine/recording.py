@@ -35,6 +35,7 @@ from octavo.core.step import (
     TokenDelta,
 )
 from octavo.engine.messages import Add, End, ForgetPrefixes
+from octavo.scheduler.plan import Interrupted
 from octavo.scheduler.settings import SchedulerSettings
 
 FORMAT = 1
@@ -64,11 +65,15 @@ class StepFailed(NamedTuple):
     error: str
 
 
+class ExecutorLost(NamedTuple):
+    """In place of a StepOutput, or between steps; what was running waits again."""
+
+
 class Event(NamedTuple):
     """at: when, on the engine's clock. is_refused: of an Add that the scheduler did not accept."""
 
     at: float
-    what: Add | End | ForgetPrefixes | RecordedStep | StepOutput | StepFailed
+    what: Add | End | ForgetPrefixes | RecordedStep | StepOutput | StepFailed | ExecutorLost
     is_refused: bool = False
 
 
@@ -158,10 +163,15 @@ class RecordedScheduler:
         self._write(line)
 
     def end(
-        self, request_id: str, index: int | None, reason: FinishReason, now: float
+        self,
+        request_id: str,
+        index: int | None,
+        reason: FinishReason,
+        now: float,
+        error: str | None = None,
     ) -> list[TokenDelta]:
         self._write({"at": now, "end": [request_id, index, reason]})
-        return self._scheduler.end(request_id, index, reason, now)
+        return self._scheduler.end(request_id, index, reason, now, error)
 
     def forget_prefixes(self) -> None:
         self._write({"at": self._clock(), "forget": True})
@@ -191,6 +201,10 @@ class RecordedScheduler:
         deltas = self._scheduler.fail(error, now, running_only=running_only)
         self._write_out_if_idle()
         return deltas
+
+    def start_over(self) -> list[Interrupted]:
+        self._write({"at": self._clock(), "lost": True})
+        return self._scheduler.start_over()
 
     def end_all(self, reason: FinishReason, now: float) -> list[TokenDelta]:
         """The last that happens."""
@@ -353,7 +367,7 @@ def _planned(what: object, planned: ScheduledStep | None) -> ScheduledStep | Non
     """The step whose output comes next, after `what`. Raises ValueError for that of another."""
     if isinstance(what, RecordedStep):
         return what.step
-    if isinstance(what, StepFailed):
+    if isinstance(what, StepFailed | ExecutorLost):
         return None
     if not isinstance(what, StepOutput):
         return planned
@@ -378,4 +392,6 @@ def _event(line: Mapping[str, Any]) -> Event:
             return Event(at, ForgetPrefixes())
         case {"failed": error}:
             return Event(at, StepFailed(error))
+        case {"lost": True}:
+            return Event(at, ExecutorLost())
     raise ValueError(f"there is no event of {', '.join(line)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from octavo.core.errors import OctavoError
+from octavo.core.errors import EngineDeadError, OctavoError
 from octavo.core.step import ScheduledStep, StepOutput
 
 if TYPE_CHECKING:
@@ -39,13 +39,33 @@ class Executor(Protocol):
     """Runs steps in the order in which they are submitted. Not thread-safe: one loop drives it.
 
     num_blocks: KV blocks that exist. max_steps_in_flight: how many steps may be submitted before
-    the first one's result is taken.
+    the first one's result is taken. can_restart: whether `restart` may help when it is gone; not
+    where it lives and dies with this process, which is what the methods here are for.
     """
 
     num_blocks: int
     max_steps_in_flight: int
+    can_restart: bool = False
 
-    def submit(self, step: ScheduledStep) -> PendingStep: ...
+    def submit(self, step: ScheduledStep) -> PendingStep:
+        """Begin with a step, or wait with it for those before. Raises EngineDeadError if the
+        executor is gone; so may the result.
+        """
+        ...
+
+    def check(self) -> None:
+        """Asked every second or so while there is nothing to compute. Raises EngineDeadError if the
+        executor is gone.
+        """
+        return
+
+    def restart(self) -> None:
+        """Come back after an EngineDeadError, with as many blocks as before and nothing in them;
+        waits until it is ready. Steps in flight are forgotten, nobody takes their results.
+
+        Raises EngineDeadError if it has died again meanwhile, or can't come back.
+        """
+        raise EngineDeadError("what computes can't be started again in this process")
 
     def shutdown(self) -> None:
         """Free the device. No step may follow."""

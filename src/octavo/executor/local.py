@@ -63,7 +63,7 @@ class LocalWorker:
         return executor, tuple(runner.seconds_by_rows(rows)) if rows else ()
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """An Executor around one ModelRunner. `submit` blocks for the step's whole time and never
     raises; a failure is raised by the step's `result`.
     """

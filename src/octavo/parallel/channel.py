@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import select
 import socket
 from collections.abc import Callable
 from dataclasses import is_dataclass
@@ -111,8 +112,10 @@ class Channel:
             self._read(0)
         return self._loads(data)
 
-    def receive_all(self, *, wait: bool) -> list[Any]:
-        """The messages that have come; waits for one if asked to."""
+    def receive_all(self, *, wait: bool, timeout_s: float | None = None) -> list[Any]:
+        """The messages that have come; waits for one if asked to, but no longer than `timeout_s`
+        for its beginning.
+        """
         end: EOFError | None = None
         try:
             while self._read(socket.MSG_DONTWAIT) == _READ_BYTES:
@@ -128,7 +131,14 @@ class Channel:
             return messages
         if end is not None:
             raise end
+        if timeout_s is not None and not self._begins_within(timeout_s):
+            return []
         return [self.receive()]
+
+    def _begins_within(self, timeout_s: float) -> bool:
+        poll = select.poll()  # unlike select, it takes any file descriptor
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
 
     def _read(self, flags: int) -> int:
         """Take more bytes in; their number."""

@@ -153,6 +153,11 @@ def _status_routes(serving: Serving) -> list[ApiRoute]:
     async def health(request: Request) -> Response:
         if serving.engine.error is not None:
             raise RequestError("the engine is dead; restart the server", status=503)
+        if serving.engine.is_restarting:
+            raise RequestError(
+                "a process of the engine has died and another starts; requests wait for it",
+                status=503,
+            )
         return Response()
 
     async def version(request: Request) -> Response:

@@ -132,6 +132,9 @@ class Metrics:
         self._preemptions = self._counter(
             "num_preemptions", "Sequences whose KV blocks were taken away."
         )
+        self._restarts = self._counter(
+            "engine_restarts", "Starts after processes of the engine have died."
+        )
         self._mechanism = {
             field: self._counter(name, doc) for field, (name, doc) in _MECHANISM.items()
         }
@@ -233,6 +236,7 @@ class Metrics:
         self._prefix_queries.inc(stats.total_prefix_queries - last.total_prefix_queries)
         self._prefix_hits.inc(stats.total_prefix_hits - last.total_prefix_hits)
         self._preemptions.inc(stats.total_preemptions - last.total_preemptions)
+        self._restarts.inc(stats.total_restarts - last.total_restarts)
         for field, counter in self._mechanism.items():
             counter.inc(getattr(stats, field) - getattr(last, field))
         if self._drafts is not None:

@@ -13,6 +13,7 @@ from octavo.core.step import (
     SlotBinding,
     StepOutput,
 )
+from octavo.executor.base import Executor
 from octavo.simulator.clock import PassingClock
 from octavo.simulator.cost_model import CostModel
 from octavo.simulator.work import work_of
@@ -35,7 +36,7 @@ class _Peculiar(NamedTuple):
     is_refused: bool
 
 
-class SimulatedExecutor:
+class SimulatedExecutor(Executor):
     """An Executor. Its tokens depend on the sequence's seed and the position alone, so that a
     prefix cache works: a sequence that is computed again comes to the same ones.
 

@@ -18,7 +18,7 @@ from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat, ModelSpec
 from octavo.core.step import StepOutput
 from octavo.engine.messages import Add, End, ForgetPrefixes
-from octavo.engine.recording import RecordedStep, Recording, StepFailed
+from octavo.engine.recording import ExecutorLost, RecordedStep, Recording, StepFailed
 from octavo.scheduler.scheduler import Scheduler
 from octavo.simulator.fitted import FittedCost, StepTerms, draft_terms
 from octavo.simulator.work import StepWork, work_of
@@ -172,6 +172,8 @@ def _tell(scheduler: Scheduler, at: float, what: object) -> None:
             scheduler.forget_prefixes()
         case StepFailed(error):
             scheduler.fail(error, at, running_only=True)
+        case ExecutorLost():
+            scheduler.start_over()
 
 
 # --- regression -----------------------------------------------------------------------------------

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from octavo.core.errors import ConfigError, InvariantError, RequestError
+from octavo.core.errors import ConfigError, EngineDeadError, InvariantError, RequestError
 from octavo.core.step import EngineStats, ScheduledStep, StepOutput
 from octavo.engine.loop import EngineLoop
 from octavo.engine.messages import Add, End, ForgetPrefixes
-from octavo.engine.recording import Event, RecordedStep, Recording, StepFailed
-from octavo.executor.base import PendingStep, StepFailedError
+from octavo.engine.recording import Event, ExecutorLost, RecordedStep, Recording, StepFailed
+from octavo.executor.base import Executor, PendingStep, StepFailedError
 from octavo.simulator.clock import VirtualClock
 from octavo.simulator.executor import OnStep
 
@@ -59,6 +59,8 @@ def replay(recording: Recording, *, on_step: OnStep | None = None) -> Replayed:
                     loop.end(request_id, which, reason)
                 case ForgetPrefixes():
                     loop.forget_prefixes()
+                case ExecutorLost():
+                    loop.start_over()
                 case RecordedStep():
                     executor.expected = what
                     _step(loop, executor)
@@ -82,6 +84,8 @@ def _is_refused(loop: EngineLoop, add: Add) -> bool:
 def _step(loop: EngineLoop, executor: _RecordedExecutor) -> None:
     try:
         loop.step()
+    except EngineDeadError:
+        loop.start_over()
     except InvariantError as error:
         executor.differ(str(error))
     if executor.expected is not None:
@@ -98,10 +102,8 @@ class _CutShortError(Exception):
     """The recording ends within a step."""
 
 
-class _RecordedExecutor:
-    """An Executor that takes from the recording what each step came to. expected: the step that has
-    to come now.
-    """
+class _RecordedExecutor(Executor):
+    """Takes from the recording what each step came to. expected: the step that has to come now."""
 
     max_steps_in_flight = 1
 
@@ -145,6 +147,8 @@ class _RecordedExecutor:
                 return output
             case StepFailed(error):
                 raise StepFailedError(error)
+            case ExecutorLost():
+                raise EngineDeadError("the executor was lost")
         raise ConfigError(f"step {step.step_id} of the recording has no output")
 
     def shutdown(self) -> None:

@@ -17,7 +17,7 @@ from octavo.core.step import EngineStats, TokenDelta
 from octavo.engine.client import EngineClient, RequestStream
 from octavo.engine.inprocess import InProcessEngine
 from octavo.engine.process import EngineProcess
-from support.engines import build_loop, build_nothing, in_process
+from support.engines import build_loop, build_mortal, build_nothing, in_process
 from support.truth import continuation, make_request
 
 Make = Callable[..., EngineClient]
@@ -266,3 +266,52 @@ def test_a_dead_engine_has_no_limits(make: Make) -> None:
             await engine.set_limits(1, None)
 
     asyncio.run(main())
+
+
+def mortal(make: Make, **how: object) -> EngineClient:
+    """A client of the same kind, whose executor dies and comes back."""
+    return type(make())(partial(build_mortal, **how))
+
+
+def test_requests_go_on_after_a_restart_and_new_ones_wait_for_it(make: Make) -> None:
+    async def body(engine: EngineClient) -> None:
+        seen: list[bool] = []
+        engine.on_stats = lambda stats: seen.append(engine.is_restarting)
+        early, late = requests(2)
+        stream = await engine.submit(early)
+        while not engine.is_restarting:
+            await asyncio.sleep(0.001)
+        assert engine.error is None
+        new = await engine.submit(late)
+        assert not engine.is_restarting, "it was accepted when the executor was back"
+        assert tokens(await read(stream)) == continuation(early)
+        assert tokens(await read(new)) == continuation(late)
+        assert seen.count(True) == 1
+        assert engine.stats.total_restarts == 1
+
+    serve(mortal(make, die_at=[3], restart_s=0.3), body)
+
+
+def test_a_request_that_is_given_up_during_a_restart_ends_after_it(make: Make) -> None:
+    async def body(engine: EngineClient) -> None:
+        stream = await engine.submit(make_request("a", range(7), 20))
+        while not engine.is_restarting:
+            await asyncio.sleep(0.001)
+        stream.abort()
+        assert (await read(stream))[-1].finish_reason is FinishReason.ABORT
+        assert engine.stats.kv_usage == 0.0
+
+    serve(mortal(make, die_at=[3], restart_s=0.2), body)
+
+
+def test_an_engine_that_always_dies_ends(make: Make) -> None:
+    async def body(engine: EngineClient) -> None:
+        stream = await engine.submit(make_request("a", range(7), 20))
+        deltas = await read(stream)
+        assert deltas[-1].finish_reason is FinishReason.ERROR
+        await engine.wait_closed()
+        assert engine.error is not None
+        assert "3 times within 10 minutes" in engine.error
+        assert not engine.is_restarting
+
+    serve(mortal(make, die_at=[3, 6, 9, 12]), body)

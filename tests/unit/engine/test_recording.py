@@ -12,7 +12,13 @@ from octavo.core.request import FinishReason
 from octavo.core.step import SequenceOutput, StepOutput
 from octavo.engine.loop import EngineLoop
 from octavo.engine.messages import Add, End, ForgetPrefixes
-from octavo.engine.recording import RecordedScheduler, RecordedStep, StepFailed, open_recording
+from octavo.engine.recording import (
+    ExecutorLost,
+    RecordedScheduler,
+    RecordedStep,
+    StepFailed,
+    open_recording,
+)
 from octavo.scheduler.settings import SchedulerSettings
 from octavo.simulator.clock import VirtualClock
 from octavo.simulator.executor import SimulatedExecutor
@@ -74,16 +80,19 @@ def test_events_come_back_in_order_with_their_times(tmp_path: Path) -> None:
     second = scheduler.schedule(3.5)
     assert second is not None
     scheduler.fail("it broke", 4.0, running_only=True)
+    clock.move_to(4.5)
+    scheduler.start_over()
     scheduler.end("b", 1, FinishReason.STOP, 5.0)
     scheduler.end_all(FinishReason.ABORT, 6.0)
     events = list(open_recording(path).events())
-    assert [event.at for event in events] == [0.0, 1.5, 2.0, 3.0, 3.5, 4.0, 5.0]
+    assert [event.at for event in events] == [0.0, 1.5, 2.0, 3.0, 3.5, 4.0, 4.5, 5.0]
     assert events[1].what == ForgetPrefixes()
     assert events[2].what == RecordedStep.of(step)
     assert events[3].what == output
     assert events[4].what == RecordedStep.of(second)
     assert events[5].what == StepFailed("it broke")
-    assert events[6].what == End("b", 1, FinishReason.STOP)
+    assert events[6].what == ExecutorLost()
+    assert events[7].what == End("b", 1, FinishReason.STOP)
 
 
 def test_results_that_are_not_as_usual_come_back(tmp_path: Path) -> None:

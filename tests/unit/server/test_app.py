@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import pytest
 
 from octavo.config import ServerConfig
+from octavo.core.errors import EngineDeadError
+from octavo.core.step import ScheduledStep
+from octavo.engine.restarts import Restarts
+from octavo.executor.base import PendingStep
 from support.scripted import ScriptedExecutor, always, byte_model, post, refused, scripted_server
 
 
@@ -52,3 +60,51 @@ def test_limits_change_where_that_was_asked_for() -> None:
 def test_limits_do_not_change_otherwise() -> None:
     with scripted_server(ScriptedExecutor(always([97])), byte_model()) as server:
         assert server.http.post("/limits", json={}).status_code == 404
+
+
+class _MortalExecutor(ScriptedExecutor):
+    """Dies of its second step, and comes back when it may."""
+
+    can_restart = True
+
+    def __init__(self) -> None:
+        super().__init__(always([97]))
+        self.may_come_back = threading.Event()
+
+    def submit(self, step: ScheduledStep) -> PendingStep:
+        if step.step_id == 2:
+            raise EngineDeadError("worker 1 was killed (signal 9)")
+        return super().submit(step)
+
+    def restart(self) -> None:
+        self.may_come_back.wait(10)
+
+
+def test_health_is_bad_while_what_computes_starts_again() -> None:
+    executor = _MortalExecutor()
+    with (
+        scripted_server(executor, byte_model(), restarts=Restarts()) as server,
+        ThreadPoolExecutor() as clients,
+    ):
+        assert server.http.get("/health").status_code == 200
+        reply = clients.submit(post, server, "/v1/completions", prompt="x", max_tokens=3)
+        while not server.engine.is_restarting:
+            time.sleep(0.001)
+        message = refused(server.http.get("/health"), None, 503)
+        assert message.startswith("a process of the engine has died and another starts")
+        late = clients.submit(post, server, "/v1/completions", prompt="y", max_tokens=2)
+        executor.may_come_back.set()
+        assert reply.result(10).json()["choices"][0]["text"] == "aaa"
+        assert late.result(10).json()["choices"][0]["text"] == "aa"
+        assert server.http.get("/health").status_code == 200
+        assert server.metrics()["octavo:engine_restarts_total"] == 1
+
+
+def test_health_is_bad_when_the_engine_is_dead() -> None:
+    with scripted_server(_MortalExecutor(), byte_model()) as server:
+        reply = post(server, "/v1/completions", prompt="x", max_tokens=3)
+        assert "worker 1 was killed (signal 9)" in refused(reply, None, 500)
+        while server.engine.error is None:
+            time.sleep(0.001)
+        message = refused(server.http.get("/health"), None, 503)
+        assert message == "the engine is dead; restart the server"
