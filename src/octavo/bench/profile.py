@@ -24,12 +24,12 @@ from octavo.core.errors import ConfigError, InvariantError
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import ScheduledStep
+from octavo.executor.base import Executor, PendingStep
 from octavo.ops.native.limits import Limits, LimitsMeter
 from octavo.ops.native.recorder import Recorded, RegionTime
 
 if TYPE_CHECKING:
     from octavo.engine.loop import EngineLoop
-    from octavo.executor.base import Executor, PendingStep
     from octavo.ops.backend import Backend
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -1,13 +1,25 @@
 from __future__ import annotations
 
+import asyncio
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
 from octavo.config import ServerConfig
-from octavo.core.errors import ConfigError
+from octavo.core.clock import monotonic
+from octavo.core.errors import ConfigError, EngineDeadError
+from octavo.engine.inprocess import InProcessEngine
+from octavo.engine.loop import EngineLoop
+from octavo.server import run
+from octavo.server.app import create_app
 from octavo.server.listener import bind
 from octavo.server.run import _url
+from support.engines import MortalExecutor
+from support.scripted import byte_model
+from support.truth import make_scheduler
 
 
 def test_cfg_01_port_in_use() -> None:
@@ -35,3 +47,33 @@ def test_bound_socket_refuses_until_it_serves() -> None:
 def test_url_is_one_that_a_client_can_use() -> None:
     with bind(ServerConfig(host="0.0.0.0", port=0)) as listener:
         assert _url(listener).startswith("http://127.0.0.1:")
+
+
+def test_a_server_whose_engine_dies_ends_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when no request is there to notice; for a while it tells clients."""
+    monkeypatch.setattr(run, "_DEAD_SECONDS", 0.2)
+    config, model = ServerConfig(port=0), byte_model()
+    executor = MortalExecutor()
+    loop = EngineLoop(make_scheduler(executor.num_blocks)[0], executor, monotonic)
+    engine = InProcessEngine(lambda: (loop, None))
+    health: list[int] = []
+
+    def ask(url: str) -> None:
+        executor.is_killed = True
+        while engine.error is None:
+            time.sleep(0.01)
+        health.append(httpx.get(f"{url}/health").status_code)
+
+    with ThreadPoolExecutor() as clients, pytest.raises(EngineDeadError) as caught:
+        asyncio.run(
+            run.serve(
+                lambda: create_app(model, engine, config, monotonic),
+                engine,
+                config,
+                bind(config),
+                lambda url: clients.submit(ask, url),
+            )
+        )
+    assert str(caught.value) == "the engine has died: worker 1 was killed (signal 9)"
+    assert health == [503]
+    assert executor.is_shut_down
