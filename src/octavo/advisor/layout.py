@@ -75,7 +75,7 @@ def stage_share(num_layers: int, pp: int) -> float:
 
 def kv_copies(num_kv_heads: int, tp: int) -> int:
     """Devices of a tensor-parallel group that keep the same KV head."""
-    return max(1, tp // math.gcd(tp, num_kv_heads))
+    return max(1, tp // num_kv_heads)
 
 
 def is_latent(mixer: object) -> bool:

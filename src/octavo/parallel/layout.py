@@ -4,7 +4,7 @@ layout can't be. By numbers alone: the weights need not be there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -105,6 +105,20 @@ class Part:
         return self.spec.kv_bytes_per_token(kv_format)
 
 
+class Blocks(NamedTuple):
+    """Columns of a quantized checkpoint's matrices that can't be parted, since they share a scale
+    or are stored together. inner: of MLPs; output: of attention's output projection. are_scattered:
+    the groups are not of neighbours (GPTQ's desc_act), so that no rank would have whole ones.
+    """
+
+    inner: int = 1
+    output: int = 1
+    are_scattered: bool = False
+
+
+NO_BLOCKS = Blocks()
+
+
 class Room(NamedTuple):
     """What must fit where. matrices, rest, kv: formats of weights and cache. num_tokens: that the
     cache has to hold at least. free_bytes: of each worker's device, or, if is_shared, of a machine
@@ -123,14 +137,12 @@ class Room(NamedTuple):
         return weights + self.num_tokens * part.kv_bytes_per_token(self.kv)
 
 
-def parts_of(spec: ModelSpec, layout: Layout, quant_group: int = 0) -> tuple[Part, ...]:
-    """What each rank has, by rank. quant_group: inner columns of a checkpoint's matrices that share
-    a scale, 0: none do. Raises ConfigError for the first reason why that can't be.
-    """
+def parts_of(spec: ModelSpec, layout: Layout, blocks: Blocks = NO_BLOCKS) -> tuple[Part, ...]:
+    """What each rank has, by rank. Raises ConfigError for the first reason why that can't be."""
     cuts = divide_layers(spec, layout.stages)
     rows = divide_vocabulary(spec.vocab_size, layout.tensor)
     divided = {
-        layer: _divided(layer, spec.hidden_size, layout.tensor, quant_group)
+        layer: _divided(layer, spec.hidden_size, layout.tensor, blocks)
         for layer in dict.fromkeys(spec.layers)
     }
     return tuple(
@@ -153,14 +165,14 @@ def refusals(
     spec: ModelSpec,
     layout: Layout,
     *,
-    quant_group: int = 0,
+    blocks: Blocks = NO_BLOCKS,
     num_devices: int | None = None,
     room: Room | None = None,
 ) -> list[str]:
     """Why a model can't be laid out so, a sentence each with the numbers; empty if it can.
 
-    quant_group: as of `parts_of`. num_devices: of each machine, where each worker needs one of its
-    own; None: they don't. room: None leaves memory out. Fewer CPUs than workers are no reason: see
+    num_devices: of each machine, where each worker needs one of its own; None: they don't. room:
+    None leaves memory out. Fewer CPUs than workers are no reason: see
     `octavo.parallel.topology.assign_cpus`.
     """
     size = layout.tensor
@@ -170,15 +182,22 @@ def refusals(
         partial(divide_vocabulary, spec.vocab_size, size),
     ]
     for layer in dict.fromkeys(spec.layers):
-        mixers = partial(_divided_mixer, layer.mixer, size, quant_group)
-        # Whether the inner columns suffice has nothing to do with what the mixers take.
-        unit = max(INNER_UNIT, quant_group)
-        checks += [mixers, partial(_divided_mlp, layer.mlp, spec.hidden_size, [0] * size, unit)]
+        checks += [
+            partial(_divided_mixer, layer.mixer, size, blocks),
+            # Whether the inner columns suffice has nothing to do with what the mixers take.
+            partial(_divided_mlp, layer.mlp, spec.hidden_size, [0] * size, blocks),
+        ]
     for check in checks:
         try:
             check()
         except ConfigError as error:
             found.append(str(error))
+    if size > 1 and blocks.are_scattered:
+        found.append(
+            f"--tensor-parallel-size {size}: the checkpoint's groups of weights that share a scale "
+            "lie scattered over its rows (desc_act), so that no rank would have whole ones; use a "
+            "checkpoint without desc_act, or pipeline or data parallelism"
+        )
     if layout.num_workers % layout.nnodes:
         found.append(
             f"--nnodes {layout.nnodes}: {layout.num_workers} workers can't be divided equally among"
@@ -190,7 +209,7 @@ def refusals(
             f"are {num_devices}"
         )
     if not found and room is not None:
-        found += _too_large(parts_of(spec, layout, quant_group), layout, room)
+        found += _too_large(parts_of(spec, layout, blocks), layout, room)
     return list(dict.fromkeys(found))
 
 
@@ -204,30 +223,30 @@ def _num_tables(spec: ModelSpec, stage: int, num_stages: int) -> int:
 
 
 def _divided(
-    layer: LayerSpec, hidden_size: int, size: int, quant_group: int
+    layer: LayerSpec, hidden_size: int, size: int, blocks: Blocks
 ) -> tuple[LayerSpec, ...]:
     """What each rank has of a layer, as the layers' own `shard` does it."""
-    mixers = _divided_mixer(layer.mixer, size, quant_group)
+    mixers = _divided_mixer(layer.mixer, size, blocks)
     taken = [0 if one is None else one.num_matrix_parameters(hidden_size) for one in mixers]
-    mlps = _divided_mlp(layer.mlp, hidden_size, taken, max(INNER_UNIT, quant_group))
+    mlps = _divided_mlp(layer.mlp, hidden_size, taken, blocks)
     return tuple(
         replace(layer, mixer=mixer, mlp=mlp) for mixer, mlp in zip(mixers, mlps, strict=True)
     )
 
 
-def _divided_mixer(mixer: Mixer | None, size: int, quant_group: int) -> Sequence[Mixer | None]:
+def _divided_mixer(mixer: Mixer | None, size: int, blocks: Blocks) -> Sequence[Mixer | None]:
     """Recurrent layers are other engines', and are taken to be divided evenly."""
     match mixer:
         case AttentionSpec():
             parts = divide_heads(mixer.num_heads, mixer.num_kv_heads, size)
-            _check_groups([part.queries for part in parts], mixer.head_dim, quant_group)
+            _check_output([part.queries for part in parts], mixer.head_dim, blocks.output)
             return [
                 replace(mixer, num_heads=len(part.queries), num_kv_heads=len(part.keys))
                 for part in parts
             ]
         case LatentAttentionSpec():
             parts = divide_heads(mixer.num_heads, mixer.num_heads, size)
-            _check_groups([part.queries for part in parts], mixer.value_dim, quant_group)
+            _check_output([part.queries for part in parts], mixer.value_dim, blocks.output)
             return [replace(mixer, num_heads=len(part.queries)) for part in parts]
         case RecurrentSpec():
             matrices = even_parts(mixer.matrix_parameters, size)
@@ -239,38 +258,45 @@ def _divided_mixer(mixer: Mixer | None, size: int, quant_group: int) -> Sequence
     return [None] * size
 
 
-def _check_groups(heads: Sequence[range], value_dim: int, quant_group: int) -> None:
+def _check_output(heads: Sequence[range], value_dim: int, block: int) -> None:
     """The output projection's columns are the heads' values. Raises ConfigError."""
-    if not quant_group:
-        return
-    for part in heads:
-        if (begin := part.start * value_dim) % quant_group:
+    _check_blocks(
+        [range(part.start * value_dim, part.stop * value_dim) for part in heads],
+        block,
+        "attention's output projection",
+    )
+
+
+def _check_blocks(columns: Sequence[range], block: int, where: str) -> None:
+    for part in columns:
+        if part.start % block:
             raise ConfigError(
-                f"--tensor-parallel-size {len(heads)}: a rank's heads begin at column {begin} of "
-                f"the output projection, within one of its groups of {quant_group} weights that "
-                "share a scale; use a size that leaves groups whole"
+                f"--tensor-parallel-size {len(columns)}: {where} has {columns[-1].stop} columns in "
+                f"groups of {block}, of which columns {part.start} to {part.stop - 1}, one rank's, "
+                "are not whole ones. Use a smaller size, data or pipeline parallelism, or a "
+                "checkpoint in another format"
             )
 
 
 def _divided_mlp(
-    mlp: MLPSpec | MoESpec | None, hidden_size: int, taken: Sequence[int], unit: int
+    mlp: MLPSpec | MoESpec | None, hidden_size: int, taken: Sequence[int], blocks: Blocks
 ) -> Sequence[MLPSpec | MoESpec | None]:
-    """taken, unit: as of `divide_inner`. Of a mixture, the experts are divided before the shared
-    one, which makes up for what is uneven then.
+    """taken: as of `divide_inner`. Of a mixture, the experts are divided before the shared one,
+    which makes up for what is uneven then.
     """
     match mlp:
         case MLPSpec():
-            return list(_divided_inner(mlp, hidden_size, taken, unit))
+            return _divided_inner(mlp, hidden_size, taken, blocks)
         case MoESpec():
             count = mlp.num_experts
-            experts = list(_divided_inner(mlp.expert, hidden_size, taken, unit, count))
+            experts = _divided_inner(mlp.expert, hidden_size, taken, blocks, count)
             if mlp.shared is None:
                 return [replace(mlp, expert=expert) for expert in experts]
             with_experts = [
                 own + count * expert.num_parameters(hidden_size)
                 for own, expert in zip(taken, experts, strict=True)
             ]
-            shared = _divided_inner(mlp.shared, hidden_size, with_experts, unit)
+            shared = _divided_inner(mlp.shared, hidden_size, with_experts, blocks)
             return [
                 replace(mlp, expert=expert, shared=one)
                 for expert, one in zip(experts, shared, strict=True)
@@ -279,12 +305,14 @@ def _divided_mlp(
 
 
 def _divided_inner(
-    mlp: MLPSpec, hidden_size: int, taken: Sequence[int], unit: int, count: int = 1
-) -> Iterator[MLPSpec]:
+    mlp: MLPSpec, hidden_size: int, taken: Sequence[int], blocks: Blocks, count: int = 1
+) -> list[MLPSpec]:
     """Of `count` MLPs alike."""
     cost = count * replace(mlp, inner_size=1).num_parameters(hidden_size)
-    for part in divide_inner(mlp.inner_size, taken, cost, unit=unit):
-        yield replace(mlp, inner_size=len(part))
+    unit = max(INNER_UNIT, blocks.inner)
+    parts = divide_inner(mlp.inner_size, taken, cost, unit=unit)
+    _check_blocks(parts, blocks.inner, "an MLP")
+    return [replace(mlp, inner_size=len(part)) for part in parts]
 
 
 # --- memory ---------------------------------------------------------------------------------------

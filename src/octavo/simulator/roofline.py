@@ -179,13 +179,15 @@ class Roofline:
         )
 
 
-def kv_shares(attention: AttentionSpec | LatentAttentionSpec, ranks: int) -> int:
-    """Into how many parts tensor parallelism divides a layer's cache. Ranks beyond the number of
-    heads have copies; a latent vector is one for all heads, so all have it.
+def kv_shares(attention: AttentionSpec | LatentAttentionSpec, ranks: int) -> float:
+    """Into how many parts tensor parallelism divides a layer's cache, by the rank that has most of
+    it: of three heads, one of two ranks has two. Ranks beyond the number of heads have copies; a
+    latent vector is one for all heads, so all have it.
     """
     if isinstance(attention, LatentAttentionSpec):
         return 1
-    return math.gcd(ranks, attention.num_kv_heads)
+    heads = attention.num_kv_heads
+    return heads / math.ceil(heads / ranks)
 
 
 def _slower(one: float, other: float) -> float:

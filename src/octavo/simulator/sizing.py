@@ -18,7 +18,8 @@ from octavo.decisions import (
     scheduler_settings,
     step_budget,
 )
-from octavo.kvcache.sizing import decide_num_blocks
+from octavo.kvcache.sizing import KVDecision, decide_num_blocks
+from octavo.parallel.layout import Layout, Part, parts_of, refusals
 from octavo.scheduler.settings import SchedulerSettings
 from octavo.simulator.cost_model import CostModel
 from octavo.simulator.hardware import Device, Hardware
@@ -63,37 +64,21 @@ def size_engine(
 ) -> Sized:
     """As the engine does it, but for memory that only shows when a model runs: activations, and
     what a device's libraries take. weight_bytes: of the model's weights, on all devices together; a
-    drafter's come on top. Raises ConfigError for what doesn't fit.
+    drafter's come on top. Raises ConfigError for a layout that the engine refuses, and for what
+    doesn't fit.
     """
-    ranks, stages = deployment.tensor_parallel, deployment.pipeline_parallel
-    device = hardware.device
-    token_bytes = _token_bytes(spec, deployment) / stages
-    state_bytes = spec.state_bytes / (ranks * stages)
+    layout = Layout(deployment.tensor_parallel, deployment.pipeline_parallel)
+    if reasons := refusals(spec, layout):
+        raise ConfigError("; ".join(reasons))
+    kind = "cpu" if hardware.device.is_cpu else hardware.device.name
     if (drafter := deployment.drafter) is not None:
         weight_bytes += deployment.matrices.num_bytes(drafter.num_own_parameters)
-        if drafter.has_own_cache:  # on the devices of one stage
-            token_bytes += _token_bytes(drafter.spec, deployment)
-            state_bytes += drafter.spec.state_bytes / ranks
-    block_bytes = config.cache.block_size * round(token_bytes)
-    free_bytes = device.memory_bytes - weight_bytes / (ranks * stages)
-    if free_bytes <= 0:
-        raise ConfigError(
-            f"the weights need {weight_bytes / _GIB:.1f} GiB in {deployment.matrices.name}, and "
-            f"{ranks * stages}x {device.name} has {ranks * stages * device.memory_bytes / _GIB:.1f}"
-            " GiB; use more devices, or weights of fewer bits"
-        )
-    kind = "cpu" if device.is_cpu else device.name
-    sizing = decide_num_blocks(
-        spec.max_position,
-        block_size=config.cache.block_size,
-        block_bytes=max(1, block_bytes),
-        kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
-        free_memory_bytes=int(free_bytes),
-        memory_share=memory_share(config.cache, kind),
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=asked_length(config.model, spec.max_position),
-        state_bytes=round(state_bytes),
-    )
+    sized = [
+        _of_part(config, spec, hardware, deployment, part, weight_bytes)
+        for part in parts_of(spec, layout)
+    ]
+    # Of the device that has least room: all have as many blocks.
+    sizing, block_bytes = min(sized, key=lambda one: one[0].num_blocks)
     budget, budget_reason = step_budget(config.scheduler, kind, sizing.max_model_len)
     settings = scheduler_settings(
         config,
@@ -107,7 +92,11 @@ def size_engine(
         settings=settings,
         decisions=(
             Decision("device", str(hardware), "simulated: nothing is computed"),
-            Decision("weights", deployment.matrices.name, f"{weight_bytes / _GIB:.2f} GiB in all"),
+            Decision(
+                "weights",
+                deployment.matrices.name,
+                f"{weight_bytes / _GIB:.2f} GiB in all",
+            ),
             Decision(
                 "max_model_len", f"{sizing.max_model_len} tokens", length_reason(config.model)
             ),
@@ -140,11 +129,52 @@ def drafter_of(config: Config, spec: ModelSpec, read: Callable[[str], ModelSpec]
     return None
 
 
-def _token_bytes(spec: ModelSpec, deployment: Deployment) -> float:
+def _of_part(
+    config: Config,
+    spec: ModelSpec,
+    hardware: Hardware,
+    deployment: Deployment,
+    part: Part,
+    weight_bytes: float,
+) -> tuple[KVDecision, int]:
+    """What a device with this part of the model would decide, and the bytes of a block there.
+    weight_bytes: of all devices. Raises ConfigError.
+    """
+    device, ranks = hardware.device, deployment.tensor_parallel
+    formats = deployment.matrices, deployment.rest
+    share = part.weight_bytes(*formats) / spec.weight_bytes(*formats)
+    token_bytes, state_bytes = part.kv_bytes_per_token(deployment.kv), part.spec.state_bytes
+    if (drafter := deployment.drafter) is not None and drafter.has_own_cache:
+        # It is on the devices of one stage, and any of them may have least room.
+        token_bytes += round(_token_bytes(drafter.spec, ranks, deployment.kv))
+        state_bytes += round(drafter.spec.state_bytes / ranks)
+    free_bytes = device.memory_bytes - share * weight_bytes
+    if free_bytes <= 0:
+        count = ranks * deployment.pipeline_parallel
+        raise ConfigError(
+            f"the weights need {weight_bytes / _GIB:.1f} GiB in {deployment.matrices.name}, and "
+            f"{count}x {device.name} has {count * device.memory_bytes / _GIB:.1f} GiB; use more "
+            "devices, or weights of fewer bits"
+        )
+    block_bytes = config.cache.block_size * token_bytes
+    decision = decide_num_blocks(
+        spec.max_position,
+        block_size=config.cache.block_size,
+        block_bytes=max(1, block_bytes),
+        kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
+        free_memory_bytes=int(free_bytes),
+        memory_share=memory_share(config.cache, "cpu" if device.is_cpu else device.name),
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=asked_length(config.model, spec.max_position),
+        state_bytes=state_bytes,
+    )
+    return decision, block_bytes
+
+
+def _token_bytes(spec: ModelSpec, ranks: int, kv: KVFormat) -> float:
     """Of one token's keys and values in all layers, on one device of those that share them."""
     return sum(
-        layer.attention.kv_bytes_per_token(deployment.kv)
-        / kv_shares(layer.attention, deployment.tensor_parallel)
+        layer.attention.kv_bytes_per_token(kv) / kv_shares(layer.attention, ranks)
         for layer in spec.layers
         if layer.attention is not None
     )

@@ -19,7 +19,7 @@ from octavo.core.model_spec import (
     RecurrentSpec,
 )
 from octavo.core.weight_format import WEIGHT_FORMATS
-from octavo.parallel.layout import Layout, Part, Room, parts_of, refusals
+from octavo.parallel.layout import NO_BLOCKS, Blocks, Layout, Part, Room, parts_of, refusals
 
 BFLOAT16 = WEIGHT_FORMATS["bfloat16"]
 KV = KVFormat("bfloat16")
@@ -105,24 +105,66 @@ def test_states_of_recurrent_layers_are_divided() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "layout", "group", "reason"),
+    ("spec", "layout", "blocks", "reason"),
     [
-        (model(AttentionSpec(8, 5, 64)), Layout(4), 0, "one rank would have 2 of the 5 key/value"),
-        (model(AttentionSpec(8, 2, 64)), Layout(3), 0, "8 attention heads with 2 key/value heads"),
-        (model(mlp=MLPSpec(24)), Layout(4), 0, "24 inner columns are 3 groups of 8"),
-        (model(mlp=MLPSpec(256)), Layout(4), 128, "256 inner columns are 2 groups of 128"),
-        (model(), Layout(4), 256, "begin at column 128 of the output projection, within one of"),
-        (model(), Layout(stages=5), 0, "--pipeline-parallel-size 5: the model has 4 layers"),
-        (model(), Layout(2, 2, nnodes=3), 0, "--nnodes 3: 4 workers can't be divided equally"),
-        (model(vocab_size=3), Layout(4), 0, "a vocabulary of 3 tokens can't be divided by 4"),
+        (
+            model(AttentionSpec(8, 5, 64)),
+            Layout(4),
+            NO_BLOCKS,
+            "have 2 of the 5 key/value",
+        ),
+        (
+            model(AttentionSpec(8, 2, 64)),
+            Layout(3),
+            NO_BLOCKS,
+            "8 attention heads with 2 key",
+        ),
+        (model(mlp=MLPSpec(24)), Layout(4), NO_BLOCKS, "24 inner columns are 3 groups of 8"),
+        (
+            model(mlp=MLPSpec(256)),
+            Layout(4),
+            Blocks(inner=128),
+            "256 inner columns are 2 groups",
+        ),
+        (
+            model(),
+            Layout(4),
+            Blocks(output=256),
+            "attention's output projection has 512 columns in groups of 256, of which columns 128 ",
+        ),
+        (
+            model(mlp=MLPSpec(72)),
+            Layout(4),
+            Blocks(inner=32),
+            "an MLP has 72 columns in groups of 32, of which columns 24 to 39, one rank's",
+        ),
+        (model(), Layout(2), Blocks(are_scattered=True), "scattered over its rows (desc_act)"),
+        (
+            model(),
+            Layout(stages=5),
+            NO_BLOCKS,
+            "size 5: the model has 4 layers",
+        ),
+        (
+            model(),
+            Layout(2, 2, nnodes=3),
+            NO_BLOCKS,
+            "--nnodes 3: 4 workers can't be divided",
+        ),
+        (
+            model(vocab_size=3),
+            Layout(4),
+            NO_BLOCKS,
+            "a vocabulary of 3 tokens can't be",
+        ),
     ],
 )
-def test_why_not(spec: ModelSpec, layout: Layout, group: int, reason: str) -> None:
-    (found,) = refusals(spec, layout, quant_group=group)
+def test_why_not(spec: ModelSpec, layout: Layout, blocks: Blocks, reason: str) -> None:
+    (found,) = refusals(spec, layout, blocks=blocks)
     assert reason in found
-    if layout.nnodes == 1:
+    if layout.nnodes == 1 and not blocks.are_scattered:
         with pytest.raises(ConfigError, match=re.escape(reason)):
-            parts_of(spec, layout, group)
+            parts_of(spec, layout, blocks)
 
 
 def test_all_reasons_are_named() -> None:

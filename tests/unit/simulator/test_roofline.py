@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from octavo.core.errors import ConfigError
-from octavo.core.model_spec import KVFormat, ModelSpec
+from octavo.core.model_spec import AttentionSpec, KVFormat, ModelSpec
 from octavo.core.weight_format import weight_format
+from octavo.parallel.division import divide_heads, sizes_of_heads
 from octavo.simulator.hardware import Hardware, device_names, parse_hardware
 from octavo.simulator.model_configs import spec_from_config
 from octavo.simulator.roofline import Deployment, Drafter, Roofline, kv_shares
@@ -173,6 +174,16 @@ def test_ranks_beyond_the_key_value_heads_have_copies() -> None:
     [latent] = {layer.attention for layer in spec_from_config(public.DEEPSEEK_V3).layers}
     assert latent is not None
     assert kv_shares(latent, 8) == 1
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 3, 8])
+def test_the_rank_with_most_of_the_heads_decides(num_kv_heads: int) -> None:
+    attention = AttentionSpec(72, num_kv_heads, 64)
+    sizes = sizes_of_heads(72, num_kv_heads)
+    assert len(sizes) > 3
+    for ranks in sizes:
+        most = max(len(one.keys) for one in divide_heads(72, num_kv_heads, ranks))
+        assert num_kv_heads / kv_shares(attention, ranks) == pytest.approx(most)
 
 
 def test_stages_make_no_token_sooner() -> None:

@@ -53,7 +53,22 @@ def test_devices_share_weights_and_heads() -> None:
     """
     assert size("H100:4", tensor_parallel=4).block_bytes == 16 * 131072 // 4
     assert size("H100:16", tensor_parallel=16).block_bytes == 16 * 131072 // 8
-    assert size("H100:2", pipeline_parallel=2).block_bytes == 16 * 131072 // 2
+
+
+def test_stages_have_whole_layers_and_the_last_has_fewer_for_its_head() -> None:
+    sized = size("H100:2", pipeline_parallel=2)
+    assert sized.block_bytes == 16 * 131072 * 17 // 32
+
+
+def test_layouts_are_those_of_the_engine() -> None:
+    """Eight heads on three ranks: one has two, the others three, which decides. On six, one would
+    have two where the others have one, and the engine refuses that.
+    """
+    assert size("H100:3", tensor_parallel=3).block_bytes == 16 * 131072 * 3 // 8
+    with pytest.raises(ConfigError, match="one rank would have 2 of the 8 key/value heads"):
+        size("H100:6", tensor_parallel=6)
+    with pytest.raises(ConfigError, match=r"--pipeline-parallel-size 33: the model has 32 layers"):
+        size("H100:33", pipeline_parallel=33)
 
 
 def test_what_is_configured_is_kept() -> None:
