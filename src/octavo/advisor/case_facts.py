@@ -11,6 +11,7 @@ from octavo.advisor.layout import MOST_DEVICES_PER_NODE, is_latent, kv_copies
 from octavo.advisor.memory import GIB
 from octavo.advisor.promise import Promise
 from octavo.core.model_spec import AttentionSpec, RecurrentSpec
+from octavo.parallel.layout import refusals
 from octavo.simulator.hardware import Hardware
 
 _TRT_LLM = {"L20", "L40", "L40S", "A100"}
@@ -135,6 +136,7 @@ def layout_facts(deployed: Deployed) -> LayoutFacts:
     grouped = next((mixer for mixer in mixers if isinstance(mixer, AttentionSpec)), None)
     latent = any(map(is_latent, mixers))
     heads = next((getattr(m, "num_heads", 0) for m in mixers if hasattr(m, "num_heads")), 0)
+    reasons = refusals(model.spec, replace(layout, pp=1).in_engine, blocks=model.blocks)
     return LayoutFacts(
         tp=layout.tp,
         pp=layout.pp,
@@ -155,6 +157,9 @@ def layout_facts(deployed: Deployed) -> LayoutFacts:
         users_longest=memory.users_longest,
         prefill_communication=_communication(deployed) if layout.tp > 1 else 0.0,
         device=device.name,
+        is_gpu=not device.is_cpu,
+        is_refused=bool(reasons),
+        refusal="; ".join(reasons),
     )
 
 

@@ -111,7 +111,8 @@ class LayoutFacts:
     fits_weights: with what the engine needs besides, and some KV, or as much as was told.
     needed_gib: all of that, but for KV that wasn't told. prefill_communication: share of
     a prompt's time that is spent in all-reduces. quant_group: weights that share a scale, 0 where
-    none do; inner_size: of the MLP, or of an expert.
+    none do; inner_size: of the MLP, or of an expert. is_refused, refusal: whether Octavo can't
+    divide the layers among tp devices, and why.
     """
 
     tp: int
@@ -133,6 +134,9 @@ class LayoutFacts:
     users_longest: float
     prefill_communication: float
     device: str
+    is_gpu: bool
+    is_refused: bool
+    refusal: str
 
     def as_dict(self) -> dict[str, Value]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

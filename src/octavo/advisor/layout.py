@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from octavo.core.model_spec import KVFormat, LatentAttentionSpec
+from octavo.parallel.layout import Layout as EngineLayout
 from octavo.simulator.hardware import Hardware
 
 MOST_DEVICES_PER_NODE = 8
@@ -25,6 +26,11 @@ class Layout:
     def devices(self) -> int:
         """Of one replica."""
         return self.tp * self.pp
+
+    @property
+    def in_engine(self) -> EngineLayout:
+        """One replica, as Octavo has it."""
+        return EngineLayout(self.tp, self.pp)
 
     def __str__(self) -> str:
         parts = [f"TP {self.tp}" if self.tp > 1 else "", f"PP {self.pp}" if self.pp > 1 else ""]

@@ -12,9 +12,10 @@ from typing import Any
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import ModelSpec, MoESpec
 from octavo.core.weight_format import WEIGHT_FORMATS, WeightFormat, weight_format
+from octavo.parallel.layout import NO_BLOCKS, Blocks
 from octavo.simulator.model_configs import spec_from_config
 from octavo.weights.gguf_config import hf_config
-from octavo.weights.gguf_header import GGUFHeader
+from octavo.weights.gguf_header import BLOCK_FORMATS, GGUFHeader
 from octavo.weights.source import DEFAULT
 
 OCTAVO_FAMILIES = (
@@ -59,6 +60,7 @@ imported here.
 
 _TOLERANCE = 0.02
 """Of a checkpoint's bytes: what its arithmetic may be off before the plan says so."""
+_SHORT_GROUP = 32
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_GGUF = re.compile(r"([\w.-]+/[\w.-]+)/(.+\.gguf)")
 _REASONING = re.compile(r"deepseek-r1|qwq|thinking|reason|gpt-oss|magistral", re.IGNORECASE)
@@ -68,8 +70,9 @@ _REASONING = re.compile(r"deepseek-r1|qwq|thinking|reason|gpt-oss|magistral", re
 class PlannedModel:
     """name: as launch commands have it. matrices, rest: formats of the layers' matrices, and of
     tables and vectors, as planned. stored: that of the checkpoint's matrices. quant_group: weights
-    that share a scale; 0: none. stored_bytes: of the checkpoint's tensors, None if only its config
-    is known. notes: what is odd about it.
+    that share a scale; 0: none. stored_blocks: what of the checkpoint Octavo can't part between
+    tensor-parallel ranks. stored_bytes: of the checkpoint's tensors, None if only its config is
+    known. notes: what is odd about it.
     """
 
     name: str
@@ -79,6 +82,7 @@ class PlannedModel:
     rest: WeightFormat
     stored: WeightFormat
     quant_group: int = 0
+    stored_blocks: Blocks = NO_BLOCKS
     stored_bytes: int | None = None
     is_gguf: bool = False
     notes: tuple[str, ...] = ()
@@ -91,6 +95,11 @@ class PlannedModel:
     @property
     def is_stored_as_planned(self) -> bool:
         return self.matrices == self.stored
+
+    @property
+    def blocks(self) -> Blocks:
+        """Of weights as planned: what is quantized only when it is loaded is divided before."""
+        return self.stored_blocks if self.is_stored_as_planned else NO_BLOCKS
 
     @property
     def is_quantized_checkpoint(self) -> bool:
@@ -223,6 +232,7 @@ def planned_from_config(
         stored=stored,
         rest=rest,
         quant_group=group,
+        stored_blocks=_stored_blocks(config, stored, group),
         stored_bytes=stored_bytes,
         weights=weights,
         notes=tuple(notes),
@@ -248,6 +258,7 @@ def _of_gguf(header: GGUFHeader, name: str, weights: str | None) -> PlannedModel
         stored=stored,
         rest=stored,
         quant_group=0,
+        stored_blocks=_gguf_blocks(header),
         stored_bytes=total,
         weights=weights,
         notes=(),
@@ -298,6 +309,27 @@ def _stored_format(config: Mapping[str, Any]) -> tuple[WeightFormat, int]:
             "the nearest format with --weights, on the original model's config.json"
         )
     return WEIGHT_FORMATS["int4" if bits == 4 else "int8"], max(0, int(group or 0))
+
+
+def _stored_blocks(config: Mapping[str, Any], stored: WeightFormat, group: int) -> Blocks:
+    """Octavo reads all groups as short ones, which have one scale (quantization/grouped.py)."""
+    if stored.bits >= 16:
+        return NO_BLOCKS
+    quantization = config.get("quantization_config") or _text_config(config)["quantization_config"]
+    short = min(group or _SHORT_GROUP, _SHORT_GROUP)
+    return Blocks(short, short, are_scattered=bool(quantization.get("desc_act")))
+
+
+def _gguf_blocks(header: GGUFHeader) -> Blocks:
+    sizes = {
+        tensor.name: BLOCK_FORMATS[tensor.type].elements
+        for tensor in header.tensors.values()
+        if len(tensor.shape) > 1
+    }
+    return Blocks(
+        inner=max(sizes.values()),
+        output=max((size for name, size in sizes.items() if "attn_output" in name), default=1),
+    )
 
 
 def _dtype(config: Mapping[str, Any]) -> str:

@@ -234,6 +234,7 @@ def kv(
     from octavo.advisor.output.contents import memory_section
     from octavo.advisor.output.screen import show_section
     from octavo.advisor.traffic import read_traffic
+    from octavo.parallel.layout import refusals
     from octavo.simulator.hardware import parse_hardware
 
     if model is None:
@@ -251,6 +252,8 @@ def kv(
         memory_share=gpu_memory_utilization,
     )
     layout = Layout(tensor_parallel_size, pipeline_parallel_size)
+    if reasons := refusals(planned.spec, layout.in_engine, blocks=planned.blocks):
+        raise ConfigError("; ".join(reasons))
     settings = first_settings(planned, device, traffic, choices)
     memory = account(planned, device, layout, settings, traffic.lengths)
     if as_json:

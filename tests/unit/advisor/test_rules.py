@@ -103,10 +103,11 @@ def test_rules_of_rare_cases(rule: str, changes: dict[str, object]) -> None:
     [
         ("P3", {"tp": 3}),
         ("P4", {"pp": 33}),
+        ("P12", {"is_refused": True}),
         ("P6", {"tp": 2, "quant_group": 128, "inner_size": 14_336 + 128}),
     ],
 )
-def test_rules_of_rare_layouts(rule: str, changes: dict[str, int]) -> None:
+def test_rules_of_rare_layouts(rule: str, changes: dict[str, object]) -> None:
     plain = layout_facts(PLAIN.deployed)
     rare = replace(plain, **changes)  # type: ignore[arg-type]
     assert rule in {finding.id for finding in matching(Kind.LAYOUT, rare.as_dict())}
