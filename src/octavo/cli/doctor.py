@@ -12,6 +12,7 @@ from typing import Any
 
 import octavo
 from octavo import machine
+from octavo.cli.doctor_parallel import parallel_facts, topology_facts
 from octavo.config import Config, knobs
 from octavo.core.errors import OctavoError
 
@@ -25,9 +26,17 @@ _INSTRUCTION_SETS = (
 Report = dict[str, dict[str, Any]]
 
 
-def doctor(*, as_json: bool) -> None:
-    """Print the report."""
-    report = collect()
+def doctor(
+    *,
+    as_json: bool,
+    model: str | None = None,
+    tensor: int | None = None,
+    stages: int | None = None,
+    token: str | None = None,
+) -> None:
+    """Print the report. model, tensor, stages, token: as of `parallel_facts`."""
+    parallel = parallel_facts(model, tensor=tensor, stages=stages, token=token)
+    report = collect() | {"parallel sizes": parallel}
     if as_json:
         print(json.dumps(report, indent=2))
         return
@@ -44,6 +53,7 @@ def collect() -> Report:
         "octavo": _versions(),
         "machine": _machine(),
         "limits": _limits(),
+        "topology": topology_facts(),
         "compute": _compute(),
         "serving": _serving(),
         "default model": _rehearsal(),

@@ -19,6 +19,7 @@ from octavo.cli.help import Verb, VerbWithOthers
 from octavo.cli.measure import report, sweep
 from octavo.cli.measure import serve as bench_serve
 from octavo.cli.plan import kv, plan
+from octavo.cli.plan_options import TokenOption
 from octavo.cli.quantize import quantize
 from octavo.cli.sampling import Sampling, takes_sampling
 from octavo.cli.settings import Flags, takes_knobs
@@ -197,11 +198,42 @@ def models(as_json: JsonOption = False) -> None:
 
 
 @app.command(cls=Verb)
-def doctor(as_json: JsonOption = False) -> None:
-    """Report what Octavo finds on this machine."""
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="Whose parallel sizes are looked at: a hub id, a folder, a .gguf file or a "
+            "config.json (default: the default model, if it is in the cache).",
+        ),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int | None,
+        typer.Option(
+            "--tensor-parallel-size",
+            "--tp",
+            metavar="INT",
+            min=1,
+            help="Show what each rank has of this layout.",
+        ),
+    ] = None,
+    pipeline_parallel_size: Annotated[
+        int | None,
+        typer.Option("--pipeline-parallel-size", "--pp", metavar="INT", min=1, help="As that."),
+    ] = None,
+    hf_token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Report what Octavo finds on this machine, and into which parts a model can be divided."""
     from octavo.cli.doctor import doctor
 
-    doctor(as_json=as_json)
+    doctor(
+        as_json=as_json,
+        model=model,
+        tensor=tensor_parallel_size,
+        stages=pipeline_parallel_size,
+        token=hf_token,
+    )
 
 
 bench_app.command("serve", cls=Verb)(bench_serve)

@@ -26,7 +26,9 @@ def test_the_report_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_API_KEY", "hush")
     monkeypatch.setenv("OCTAVO_PORT", "9")
     report = collect()
-    assert list(report) == ["octavo", "machine", "limits", "compute", "serving", "default model"]
+    assert list(report) == [
+        "octavo", "machine", "limits", "topology", "compute", "serving", "default model",
+    ]  # fmt: skip
     assert report["octavo"]["torch"][0].isdigit()
     assert report["machine"]["memory"].endswith("GiB")
     assert report["limits"]["usable cores"] >= 1
