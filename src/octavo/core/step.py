@@ -239,7 +239,7 @@ class EngineStats(NamedTuple):
     1 - kv_tokens / kv_capacity is the KV memory that is reserved and not used.
 
     restarts: of the executor, after it was lost. drafts: of each configured way of guessing, and
-    all_drafts: of all together.
+    all_drafts: of all together. num_engines: that live, of those whose state this is.
     """
 
     num_running: int = 0
@@ -260,6 +260,7 @@ class EngineStats(NamedTuple):
     total_kv_capacity: int = 0
     total_restarts: int = 0
     drafts: tuple[DraftTotals, ...] = ()
+    num_engines: int = 1
 
     @property
     def all_drafts(self) -> DraftTotals:

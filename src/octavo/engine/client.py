@@ -27,22 +27,33 @@ class RequestStream:
 
     Not listening does not end the request: call `abort` (a client went away) or `stop` (a stop
     string was found). num_unfinished: sequences whose final delta has not come.
+
+    Where there are several engines, a request whose engine has died may begin again on another:
+    always if its listener has been told nothing, else if the listener can forget what it was told.
     """
 
     def __init__(self, client: EngineClient, request: Request) -> None:
         self.request_id = request.request_id
         self.num_unfinished = request.sampling.n
+        self._num_sequences = request.sampling.n
         self._client = client
         self._listener: Listener | None = None
+        self._forget: Callable[[], None] | None = None
+        self._is_begun = False
         self._early: list[TokenDelta | EngineDeadError] = []
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: Listener, *, forget: Callable[[], None] | None = None) -> None:
         """Call `listener` with what has come already, and with all that comes, on the event loop
         and as it comes: a queue with a task at its end would take 50 us of each token.
+
+        forget: called when the request begins again; what came until then doesn't count. Without
+        it, a request that has begun can't.
         """
+        self._forget = forget
         self._listener = listener
         early, self._early = self._early, []
         for item in early:
+            self._is_begun = True
             listener(item)
 
     def put(self, item: TokenDelta | EngineDeadError) -> None:
@@ -52,7 +63,19 @@ class RequestStream:
         if self._listener is None:
             self._early.append(item)
         else:
+            self._is_begun = True
             self._listener(item)
+
+    def begin_again(self) -> bool:
+        """Called by the client when all deltas will come once more; whether they may."""
+        if self._is_begun and self._forget is None:
+            return False
+        self._early.clear()
+        self.num_unfinished = self._num_sequences
+        if self._is_begun and self._forget is not None:
+            self._is_begun = False
+            self._forget()
+        return True
 
     def abort(self) -> None:
         """End all sequences that still run; their final deltas say `abort`. Harmless when there are
@@ -75,24 +98,21 @@ Raises ConfigError.
 
 
 class EngineClient(ABC):
-    """One engine, in this process or another. All methods belong to one event loop.
+    """What everything above the engine talks to: one engine, or several that share the load
+    (replicas.py). All methods belong to one event loop.
 
-    facts: what `build` said of the engine, after `start`.
+    facts: what is to be known of the engine, after `start`.
     on_stats: called with the engine's statistics after every step, on the event loop. error: why
     the engine is dead; None while it lives. is_restarting: a process of it has died and another
     starts; until then requests wait.
     """
 
-    def __init__(self, build: Build) -> None:
+    def __init__(self) -> None:
         self.facts: Any = None
-        self._build = build
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
         self.stats = EngineStats()
         self.error: str | None = None
         self.is_restarting = False
-        self._streams: dict[str, RequestStream] = {}
-        self._answers: dict[str, asyncio.Future[LiveLimits | None]] = {}
-        self._num_limits = 0
         self._is_started = False
         self._is_closing = False
         self._closed = asyncio.Event()
@@ -100,6 +120,57 @@ class EngineClient(ABC):
     @abstractmethod
     async def start(self) -> None:
         """Build the engine and begin to serve; returns when it is ready. Raises ConfigError."""
+
+    @abstractmethod
+    async def submit(self, request: Request) -> RequestStream:
+        """Hand a request over and wait until the scheduler has accepted it.
+
+        Raises RequestError if it refuses (QueueFullError when it may be tried again later),
+        EngineDeadError. If the caller is cancelled while waiting, the request is aborted.
+        """
+
+    @abstractmethod
+    def end(self, request_id: str, index: int | None, reason: FinishReason) -> None:
+        """End one sequence of a request, or all; returns at once. Unknown or finished ones are
+        ignored.
+        """
+
+    @abstractmethod
+    def forget_prefixes(self) -> None:
+        """No later request hits what is in the prefix cache now."""
+
+    @abstractmethod
+    async def set_limits(
+        self, max_num_seqs: int | None, max_num_batched_tokens: int | None
+    ) -> LiveLimits:
+        """See `Scheduler.set_limits`. Raises RequestError, EngineDeadError."""
+
+    async def wait_closed(self) -> None:
+        """Until the engine has shut down or died; `error` says which."""
+        await self._closed.wait()
+
+    @abstractmethod
+    async def shutdown(self, timeout_s: float = 10.0) -> None:
+        """Abort what still runs and stop the engine; every open stream gets its final deltas.
+
+        An engine that has not stopped after `timeout_s`, because it is stuck in a step, is killed.
+        Harmless if it was never started or is down already.
+        """
+
+    def _require_running(self) -> None:
+        if self.error is not None or self._is_closing or not self._is_started:
+            raise EngineDeadError(self.error or "the engine is not running")
+
+
+class SingleEngine(EngineClient):
+    """One engine, in this process or another. facts: what `build` said of it."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self._build = build
+        self._streams: dict[str, RequestStream] = {}
+        self._answers: dict[str, asyncio.Future[LiveLimits | None]] = {}
+        self._num_limits = 0
 
     @abstractmethod
     def _send(self, command: Command) -> None:
@@ -114,19 +185,7 @@ class EngineClient(ABC):
         """End it by force, if it can be."""
 
     async def submit(self, request: Request) -> RequestStream:
-        """Hand a request over and wait until the scheduler has accepted it.
-
-        Raises RequestError if it refuses (QueueFullError when it may be tried again later),
-        EngineDeadError. If the caller is cancelled while waiting, the request is aborted.
-        """
-        if self.error is not None or self._is_closing or not self._is_started:
-            raise EngineDeadError(self.error or "the engine is not running")
-        request_id = request.request_id
-        if request_id in self._streams:
-            raise RequestError(f"request id {request_id!r} is in use", param="request_id")
-        stream = self._streams[request_id] = RequestStream(self, request)
-        answer = self._answers[request_id] = asyncio.get_running_loop().create_future()
-        self._send(Add(request))
+        stream, answer = self.begin(request)
         try:
             await answer
         except asyncio.CancelledError:
@@ -134,23 +193,30 @@ class EngineClient(ABC):
             raise
         return stream
 
-    def end(self, request_id: str, index: int | None, reason: FinishReason) -> None:
-        """End one sequence of a request, or all; returns at once. Unknown or finished ones are
-        ignored.
+    def begin(self, request: Request) -> tuple[RequestStream, asyncio.Future[LiveLimits | None]]:
+        """`submit` without the waiting: the future is done when the request has been accepted, and
+        raises why not. Raises RequestError for an id in use, EngineDeadError.
         """
+        self._require_running()
+        request_id = request.request_id
+        if request_id in self._streams:
+            raise RequestError(f"request id {request_id!r} is in use", param="request_id")
+        stream = self._streams[request_id] = RequestStream(self, request)
+        answer = self._answers[request_id] = asyncio.get_running_loop().create_future()
+        self._send(Add(request))
+        return stream, answer
+
+    def end(self, request_id: str, index: int | None, reason: FinishReason) -> None:
         if request_id in self._streams and self.error is None:
             self._send(End(request_id, index, reason))
 
     def forget_prefixes(self) -> None:
-        """No later request hits what is in the prefix cache now."""
         self._send(ForgetPrefixes())
 
     async def set_limits(
         self, max_num_seqs: int | None, max_num_batched_tokens: int | None
     ) -> LiveLimits:
-        """See `Scheduler.set_limits`. Raises RequestError, EngineDeadError."""
-        if self.error is not None or self._is_closing or not self._is_started:
-            raise EngineDeadError(self.error or "the engine is not running")
+        self._require_running()
         self._num_limits += 1
         key = f"limits {self._num_limits}"  # with a space: no request has such an id
         answer: asyncio.Future[LiveLimits | None] = asyncio.get_running_loop().create_future()
@@ -161,16 +227,7 @@ class EngineClient(ABC):
             raise InvariantError("the engine answered a change of limits with none")
         return limits
 
-    async def wait_closed(self) -> None:
-        """Until the engine has shut down or died; `error` says which."""
-        await self._closed.wait()
-
     async def shutdown(self, timeout_s: float = 10.0) -> None:
-        """Abort what still runs and stop the engine; every open stream gets its final deltas.
-
-        An engine that has not stopped after `timeout_s`, because it is stuck in a step, is killed.
-        Harmless if it was never started or is down already.
-        """
         if not self._is_started:
             return
         if not self._is_closing:
@@ -189,6 +246,9 @@ class EngineClient(ABC):
         """Hand a report's news to those who wait for it. Called on the event loop."""
         self.stats = report.stats
         self.is_restarting = report.is_restarting
+        if report.error is not None:
+            # Known before its last deltas are heard: they end what it can't go on with.
+            self.error = report.error
         for request_id, reply in report.answers:
             answer = self._answers.pop(request_id)
             if isinstance(reply, RequestError):
@@ -207,13 +267,15 @@ class EngineClient(ABC):
         elif report.closed:
             # Commands that were on their way are never answered.
             self._die("the engine is shut down")
-        self.on_stats(report.stats)
+        else:
+            self.on_stats(report.stats)
 
     def _die(self, error: str) -> None:
         """The engine will never report again: tell everyone who waits."""
-        if self.error is not None:
+        if self._closed.is_set():
             return
         self.error = error
+        self.stats = self.stats._replace(num_engines=0)
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(EngineDeadError(error))
@@ -222,3 +284,4 @@ class EngineClient(ABC):
         self._answers.clear()
         self._streams.clear()
         self._closed.set()
+        self.on_stats(self.stats)

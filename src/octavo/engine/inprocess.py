@@ -6,12 +6,12 @@ import asyncio
 import threading
 from queue import Empty, SimpleQueue
 
-from octavo.engine.client import Build, EngineClient
+from octavo.engine.client import Build, SingleEngine
 from octavo.engine.driver import drive
 from octavo.engine.messages import Command, Report
 
 
-class InProcessEngine(EngineClient):
+class InProcessEngine(SingleEngine):
     """The loop has a thread of its own, but shares the interpreter with the event loop."""
 
     def __init__(self, build: Build) -> None:

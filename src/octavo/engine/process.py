@@ -11,13 +11,13 @@ from typing import Any
 
 from octavo.core.errors import EngineDeadError
 from octavo.engine.child import EngineChild
-from octavo.engine.client import Build, EngineClient
+from octavo.engine.client import Build, SingleEngine
 from octavo.engine.messages import Command, Report
 
 logger = logging.getLogger("octavo.engine")
 
 
-class EngineProcess(EngineClient):
+class EngineProcess(SingleEngine):
     """Scheduler and executor in a child process, so that neither waits for the other's interpreter
     lock.
 

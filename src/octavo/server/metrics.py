@@ -114,6 +114,7 @@ class Metrics:
         self._families: dict[str, Counter] = {}
         lengths = _one_two_five(max_model_len)
 
+        self._engines = self._gauge("num_engines_running", "Engines that live.")
         self._running = self._gauge("num_requests_running", "Sequences that hold a slot.")
         self._waiting = self._gauge("num_requests_waiting", "Sequences that wait for one.")
         self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
@@ -229,6 +230,7 @@ class Metrics:
     def exposition(self) -> bytes:
         """Prometheus' text format."""
         last, stats = self._shown, self._stats
+        self._engines.set(stats.num_engines)
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._kv_usage.set(stats.kv_usage)

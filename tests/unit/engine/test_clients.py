@@ -14,7 +14,7 @@ import pytest
 from octavo.core.errors import ConfigError, EngineDeadError, RequestError
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import EngineStats, TokenDelta
-from octavo.engine.client import EngineClient, RequestStream
+from octavo.engine.client import EngineClient, RequestStream, SingleEngine
 from octavo.engine.inprocess import InProcessEngine
 from octavo.engine.process import EngineProcess
 from support.engines import build_loop, build_mortal, build_nothing, in_process
@@ -230,7 +230,7 @@ def test_the_facts_of_the_engine_arrive(make: Make) -> None:
 
 
 @pytest.mark.parametrize("kind", [InProcessEngine, EngineProcess])
-def test_an_engine_that_cannot_start_says_why(kind: type[EngineClient]) -> None:
+def test_an_engine_that_cannot_start_says_why(kind: type[SingleEngine]) -> None:
     with pytest.raises(ConfigError, match="there is no such model"):
         asyncio.run(kind(build_nothing).start())
 

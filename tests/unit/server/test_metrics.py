@@ -76,6 +76,13 @@ def test_engine_totals_become_counters() -> None:
     assert found["octavo:iteration_tokens_total_sum"] == 7
 
 
+def test_engines_that_live_are_counted() -> None:
+    metrics = Metrics("octavo", "m", 100)
+    assert values(metrics)["octavo:num_engines_running"] == 1
+    metrics.on_stats(EngineStats(num_engines=3))
+    assert values(metrics)["octavo:num_engines_running"] == 3
+
+
 def test_what_became_of_drafts_becomes_counters() -> None:
     methods = ({"method": "ngram"}, {"method": "eagle"})
     metrics = Metrics("vllm", "m", 100, speculation=SpeculativeConfig(methods, (2, 3)))
