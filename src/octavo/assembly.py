@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from octavo.executor.messages import WorkerPlan
     from octavo.models.causal_lm import CausalLM
     from octavo.models.engine_model import EngineModel
+    from octavo.parallel.replica_shares import ReplicaShare
     from octavo.scheduler.scheduler import Scheduler
     from octavo.scheduler.settings import SchedulerSettings
     from octavo.text.chat_template import ChatTemplate
@@ -127,15 +128,15 @@ def build_engine(
     progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
     *,
-    replica: int = 0,
     probe: Probe | None = None,
+    share: ReplicaShare | None = None,
 ) -> tuple[EngineLoop, EngineFacts]:
     """Load the model and put an engine around it. Raises ConfigError, for all that doesn't fit
     into memory before any weight is read.
 
     vocab_size: token ids that the tokenizer knows; others are never generated. checkpoint: if the
-    model is open already. replica: which of the engines that are alike. probe: looks on while the
-    engine works.
+    model is open already. probe: looks on while the engine works. share: what it may take, where it
+    is one of several.
     """
     checkpoint = checkpoint or open_model(config.model)
     if config.backend.simulate is not None:
@@ -144,10 +145,11 @@ def build_engine(
     from octavo.models.registry import engine_model
 
     model = engine_model(checkpoint.config)
+    replica = 0 if share is None else share.index
     crew = _crew(config, vocab_size, checkpoint, model, replica, probe)
     plans = crew.plans
     first = plans[0]
-    sizing = cache_size(config, plans, model.max_position)
+    sizing = cache_size(config, plans, model.max_position, share)
     budget, budget_reason = step_budget(config.scheduler, first.device, sizing.max_model_len)
     counts = _CALIBRATED_ROWS if config.speculation.parsed.is_adaptive else ()
     sizes = Sizes(

@@ -15,6 +15,7 @@ from octavo.weights.language_model import LanguageModel
 if TYPE_CHECKING:
     from octavo.executor.messages import WorkerPlan
     from octavo.kvcache.sizing import KVDecision
+    from octavo.parallel.replica_shares import ReplicaShare
     from octavo.models.engine_model import EngineModel
     from octavo.ops.backend import KVShape
     from octavo.scheduler.settings import SchedulerSettings
@@ -172,10 +173,15 @@ def cache_gain(shapes: Sequence[KVShape], kv_format: KVFormat) -> str:
     return f"; {gain:.1f} times the tokens of bfloat16 in the same memory" if gain > 1 else ""
 
 
-def cache_size(config: Config, plans: Sequence[WorkerPlan], max_position: int) -> KVDecision:
+def cache_size(
+    config: Config,
+    plans: Sequence[WorkerPlan],
+    max_position: int,
+    share: ReplicaShare | None = None,
+) -> KVDecision:
     """Of the KV cache: of the worker that has memory for the fewest blocks. plans: of all workers,
-    of which those with the same memory share what the weights leave. Raises ConfigError if weights
-    or cache don't fit.
+    of which those with the same memory share what the weights leave. share: of the machine, where
+    the engine is one of several. Raises ConfigError if weights or cache don't fit.
     """
     from octavo.kvcache.sizing import decide_num_blocks
 
@@ -184,7 +190,7 @@ def cache_size(config: Config, plans: Sequence[WorkerPlan], max_position: int) -
         sharing.setdefault(plan.memory, []).append(plan)
     decided = []
     for together in sharing.values():
-        left = _left_by_weights(together)
+        left = _left_by_weights(together, share)
         all_block_bytes = sum(plan.block_bytes for plan in together)
         decided += [
             decide_num_blocks(
@@ -228,10 +234,16 @@ def workers(
     return (Decision("workers", size, f"weights + KV cache of each: {each}"),)
 
 
-def _left_by_weights(plans: Sequence[WorkerPlan]) -> int:
-    """Free memory less what the weights will take. plans: of workers that share it."""
+def _left_by_weights(plans: Sequence[WorkerPlan], share: ReplicaShare | None) -> int:
+    """Free memory, or the engine's share of it, less what the weights will take. plans: of workers
+    that share it.
+    """
     needed_bytes = sum(plan.weight_bytes for plan in plans)
     free_bytes = min(plan.free_memory_bytes for plan in plans)
+    whose = ""
+    if share is not None and share.memory_bytes is not None:
+        free_bytes = share.memory_bytes
+        whose = f" for each of the {share.num_engines} engines"
     if needed_bytes > free_bytes:
         formats = formats_held(plans)
         remedy = "free some, or use a smaller model"
@@ -239,8 +251,10 @@ def _left_by_weights(plans: Sequence[WorkerPlan]) -> int:
             remedy += ", or --dtype bfloat16, which halves it"
         elif formats.startswith(("bfloat16", "float16")) and plans[0].backend == "native":
             remedy += ", or --quantization int8, which halves it"
+        if whose:
+            remedy += ", or a lower --data-parallel-size"
         raise ConfigError(
             f"the weights need {needed_bytes / 2**30:.2f} GiB in {formats}, but only "
-            f"{free_bytes / 2**30:.2f} GiB of {plans[0].device} memory are free; {remedy}"
+            f"{free_bytes / 2**30:.2f} GiB of {plans[0].device} memory are free{whose}; {remedy}"
         )
     return free_bytes - needed_bytes

@@ -76,6 +76,15 @@ def memory_limit_bytes() -> int | None:
     return min((limit for limit, _ in _memory_limits()), default=None)
 
 
+def visible_gpus() -> list[str]:
+    """NVIDIA GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
+    numbers = (path.name.removeprefix("nvidia") for path in (_ROOT / "dev").glob("nvidia*"))
+    return sorted((number for number in numbers if number.isdigit()), key=int)
+
+
 def last_level_cache_bytes() -> int:
     """Of the largest processor cache that Linux tells of; 32 MiB where it tells nothing."""
     sizes = [

@@ -52,7 +52,7 @@ def test_routing_is_balanced_bounded_and_never_to_the_dead(seed: int) -> None:
             if route.sequences == 0 or rng.random() < 0.1:
                 router.taken_back(route)
                 routes.remove(route)
-        expected = Counter({engine: 0 for engine in range(count)})
+        expected = Counter(dict.fromkeys(range(count), 0))
         for route in routes:
             expected[route.engine] += route.tokens
         assert router.loads == [expected[engine] for engine in range(count)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import gc
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,12 @@ from octavo.core.clock import monotonic
 from octavo.engine.child import EngineChild
 from octavo.logs import log_to_stderr
 from octavo.server.listener import bind
+from octavo.weights import Checkpoint
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from octavo.engine.client import EngineClient
     from octavo.text.served_model import ServedModel
 
 
@@ -34,13 +37,18 @@ def serve(config: Config, *, own_process: bool = True) -> None:
     engine; a benchmark compares.
     """
     log_to_stderr(config.server.log_level)
-    with bind(config.server) as listener, _child(config, own_process) as child:
+    num_engines = config.parallel.data_parallel_size
+    with bind(config.server) as listener, ExitStack() as children:
+        processes = [
+            children.enter_context(assembly.engine_child(config))
+            for _ in range(num_engines if own_process else 0)
+        ]
         # Opened in this process: what that downloads, and the header, is there for the engine's.
         checkpoint = assembly.open_model(config.model)
         text = assembly.load_text(config.model, checkpoint)
         vocab_size = assembly.vocab_size(checkpoint, text)
         assembly.check_draft_models(config, text, vocab_size)
-        engine = assembly.engine_client(config, checkpoint, vocab_size, LoadingBar(), child)
+        engine = _engine(config, checkpoint, vocab_size, processes)
 
         import asyncio
 
@@ -81,5 +89,13 @@ def serve(config: Config, *, own_process: bool = True) -> None:
         asyncio.run(run.serve(make_app, engine, config.server, listener, on_ready))
 
 
-def _child(config: Config, own_process: bool) -> AbstractContextManager[EngineChild | None]:
-    return assembly.engine_child(config) if own_process else nullcontext()
+def _engine(
+    config: Config, checkpoint: Checkpoint, vocab_size: int, children: Sequence[EngineChild]
+) -> EngineClient:
+    """In these processes; in this one if there are none."""
+    if len(children) > 1:
+        from octavo.replication import replicated_client  # only who has several loads it
+
+        return replicated_client(config, checkpoint, vocab_size, LoadingBar(), children)
+    child = children[0] if children else None
+    return assembly.engine_client(config, checkpoint, vocab_size, LoadingBar(), child)

@@ -46,7 +46,8 @@ def places(tensor_size: int, num_stages: int) -> list[Place]:
 
 class Setup(NamedTuple):
     """settings: of `Config.to_flat`. key: by which workers of this start know each other.
-    local_rank: among the num_local workers of its machine, all replicas counted. host: address of
+    local_rank: among the num_local workers of its machine, all replicas counted. memory_share: of
+    the machine's free memory, for this engine's workers there. host: address of
     the machine for the others. checkpoint: opened; None for a machine that opens it itself.
     """
 
@@ -56,6 +57,7 @@ class Setup(NamedTuple):
     key: bytes
     local_rank: int
     num_local: int
+    memory_share: float = 1.0
     host: str = "127.0.0.1"
     checkpoint: Any = None
 

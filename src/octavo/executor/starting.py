@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -101,6 +102,7 @@ def worker_starter(
     launcher = _launcher(config, replica, taken)
     plain = _without_secrets(config)
     is_here = parallel.nnodes == 1
+    own_on = Counter(seat.node for seat in taken)
 
     def start() -> Workers:
         key = secrets.token_bytes()
@@ -112,6 +114,7 @@ def worker_starter(
                 key,
                 seat.local_rank,
                 seat.num_local,
+                1.0 if is_here else own_on[seat.node] / seat.num_local,
                 host="127.0.0.1" if is_here else parallel.master_addr,
                 checkpoint=checkpoint if seat.node == 0 else None,
             )

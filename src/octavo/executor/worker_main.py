@@ -91,7 +91,8 @@ def _work(channel: Channel, host: str | None) -> None:
         place=setup.place,
         neighbours=neighbours,
     )
-    channel.send(worker.plan)
+    free_bytes = int(worker.plan.free_memory_bytes * setup.memory_share)
+    channel.send(worker.plan._replace(free_memory_bytes=free_bytes))
     sizes: Sizes = channel.receive()
     worker.load(sizes, _progress(channel))
     runner = worker.runner(sizes)

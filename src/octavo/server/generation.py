@@ -79,7 +79,9 @@ class Usage:
 
 
 class _Prompt:
-    """One prompt's request while it runs."""
+    """One prompt's request while it runs. num_tokens, num_cached: its part of the usage. num_ended:
+    sequences.
+    """
 
     def __init__(
         self,
@@ -88,12 +90,16 @@ class _Prompt:
         record: RequestRecord,
         tokenizer: Tokenizer,
     ) -> None:
+        self.request = request
         self.stream = stream
         self.record = record
         self.choices = [Choice(tokenizer, request) for _ in range(request.sampling.n)]
         self.unstarted = set(range(request.sampling.n))
         self.is_started = False
         self.logprobs: Sequence[TokenLogprobs | None] | None = None
+        self.num_tokens = 0
+        self.num_cached = 0
+        self.num_ended = 0
 
 
 class Generation(AbstractAsyncContextManager["Generation"]):
@@ -114,12 +120,13 @@ class Generation(AbstractAsyncContextManager["Generation"]):
         *,
         shows_metrics: bool = False,
     ) -> None:
+        self._tokenizer = tokenizer
+        self._record_metrics = metrics
         self._clock = clock
         self._on_exit = on_exit
         self._n = requests[0].sampling.n
         self._prompts = [
-            _Prompt(request, stream, RequestRecord(metrics, request), tokenizer)
-            for request, stream in zip(requests, streams, strict=True)
+            self._prompt(request, stream) for request, stream in zip(requests, streams, strict=True)
         ]
         self._num_unfinished = self.num_choices
         self._failure: RequestError | None = None
@@ -152,10 +159,13 @@ class Generation(AbstractAsyncContextManager["Generation"]):
             prompt.record.lost(FinishReason.ABORT, now)
         self._on_exit(self)
 
-    async def deliver(self, take: Callable[[Piece], None]) -> None:
+    async def deliver(
+        self, take: Callable[[Piece], None], forget: Callable[[int], None] | None = None
+    ) -> None:
         """Call `take` with each piece as it comes, until all sequences have ended.
 
-        Raises RequestError if one fails (the others are then aborted), EngineDeadError if the
+        forget: called with a choice's number when all that came of it will come again, because its
+        engine has died and another has begun with it; without it, that is an error. Raises RequestError if one fails (the others are then aborted), EngineDeadError if the
         engine dies, and what `take` raises.
         """
         ended = asyncio.get_running_loop().create_future()
@@ -174,7 +184,8 @@ class Generation(AbstractAsyncContextManager["Generation"]):
                     ended.set_result(None)
 
         for number, prompt in enumerate(self._prompts):
-            prompt.stream.listen(partial(hear, number))
+            again = None if forget is None else partial(self._begin_again, number, forget)
+            prompt.stream.listen(partial(hear, number), forget=again)
         try:
             await ended
         except EngineDeadError:
@@ -185,10 +196,26 @@ class Generation(AbstractAsyncContextManager["Generation"]):
         if self._failure is not None:
             raise self._failure
 
+    def _prompt(self, request: Request, stream: RequestStream) -> _Prompt:
+        record = RequestRecord(self._record_metrics, request)
+        return _Prompt(request, stream, record, self._tokenizer)
+
+    def _begin_again(self, number: int, forget: Callable[[int], None]) -> None:
+        """Drop what came of a prompt; in the metrics, that has ended with an error."""
+        lost = self._prompts[number]
+        lost.record.lost(FinishReason.ERROR, self._clock())
+        self.usage.completion_tokens -= lost.num_tokens
+        self.usage.cached_tokens -= lost.num_cached
+        self._num_unfinished += lost.num_ended
+        self._prompts[number] = self._prompt(lost.request, lost.stream)
+        for choice in range(number * self._n, (number + 1) * self._n):
+            forget(choice)
+
     def _hear(self, number: int, delta: TokenDelta, take: Callable[[Piece], None]) -> None:
         piece = self._take(number, delta)
         if delta.finish_reason is not None:
             self._num_unfinished -= 1
+            self._prompts[number].num_ended += 1
             if delta.finish_reason is FinishReason.ERROR and self._failure is None:
                 self._failure = _failure(delta)
                 self.abort()
@@ -202,6 +229,7 @@ class Generation(AbstractAsyncContextManager["Generation"]):
         if not prompt.is_started:
             prompt.is_started = True
             prompt.logprobs = delta.prompt_logprobs
+            prompt.num_cached = delta.num_cached_tokens
             self.usage.cached_tokens += delta.num_cached_tokens
         added = prompt.choices[delta.index].take(delta)
         if added is None:  # the engine may have been a step ahead of a stop string
@@ -210,6 +238,7 @@ class Generation(AbstractAsyncContextManager["Generation"]):
             return None
 
         if num_tokens := len(added.token_ids):
+            prompt.num_tokens += num_tokens
             self.usage.completion_tokens += num_tokens
             prompt.record.delivered(delta.index, num_tokens, delta.num_cached_tokens, now)
         if added.must_stop:
@@ -240,7 +269,10 @@ class Generation(AbstractAsyncContextManager["Generation"]):
 async def collect(generation: Generation) -> list[Piece]:
     """Each choice of the reply as one piece."""
     pieces: list[list[Piece]] = [[] for _ in range(generation.num_choices)]
-    await generation.deliver(lambda piece: pieces[piece.choice].append(piece))
+    await generation.deliver(
+        lambda piece: pieces[piece.choice].append(piece),
+        forget=lambda choice: pieces[choice].clear(),
+    )
     return [_joined(of_choice) for of_choice in pieces]
 
 

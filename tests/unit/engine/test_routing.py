@@ -57,7 +57,7 @@ def test_a_prefix_is_worth_the_tokens_that_it_spares() -> None:
     prefix = range(40)
     here = route.place(request(prefix), BOTH)
     route.taken_back(here)
-    # The engine that knows the prefix may have up to 39 tokens more to do (the last is read anyway).
+    # Who knows the prefix may have 39 tokens more to do: the last one is read anyway.
     busy = route.place(request(range(500, 531), max_tokens=8), (here.engine,))
     assert busy.tokens == 39
     same = route.place(request(prefix), BOTH)

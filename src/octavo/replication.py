@@ -1,0 +1,97 @@
+"""Several engines with the same model, each in a process of its own (--data-parallel-size)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from octavo.assembly import EngineFacts, Progress, build_engine
+from octavo.config import BackendConfig, Config
+from octavo.core.errors import ConfigError
+from octavo.decisions import Decision
+from octavo.logs import log_to_stderr
+from octavo.parallel.replica_shares import ReplicaShare, replica_shares
+from octavo.weights import Checkpoint
+
+if TYPE_CHECKING:
+    from octavo.engine.child import EngineChild
+    from octavo.engine.loop import EngineLoop
+    from octavo.engine.replicas import Combined, Replicas
+
+
+def replicated_client(
+    config: Config,
+    checkpoint: Checkpoint,
+    vocab_size: int,
+    progress: Progress | None,
+    children: Sequence[EngineChild],
+) -> Replicas:
+    """A client of several engines, each built in one of `children`, all at the same time; its
+    `facts` are EngineFacts. Raises ConfigError for more than the machine has.
+
+    progress: of the first; the others do the same.
+    """
+    from octavo.engine.process import EngineProcess
+    from octavo.engine.replicas import Replicas
+
+    if config.scheduler.record_steps is not None:
+        raise ConfigError(
+            f"--record-steps records one engine, but --data-parallel-size is {len(children)}; "
+            "leave one of them out"
+        )
+    shares = replica_shares(config.parallel, config.backend, on_gpu=_is_for_gpus(config.backend))
+    builds = []
+    for number, share in enumerate(shares):
+        one = replace(config, backend=replace(config.backend, threads=share.threads))
+        shown = progress if number == 0 else None
+        build = partial(build_engine, one, vocab_size, shown, checkpoint, share=share)
+        builds.append(partial(_build_in_child, config.server.log_level, share.gpus, build))
+    engines = []
+    for there, child in zip(builds, children, strict=True):
+        child.begin(there)
+        engines.append(EngineProcess(there, child))
+    return Replicas(
+        engines,
+        partial(_combined, config, shares[0]),
+        (lambda number: EngineProcess(builds[number])) if config.parallel.restart_workers else None,
+    )
+
+
+def _is_for_gpus(config: BackendConfig) -> bool:
+    from octavo.ops.backend import auto_backend
+
+    if config.simulate is not None or config.backend == "native" or config.device == "cpu":
+        return False
+    return config.device == "cuda" or auto_backend(config.device) == "torch"
+
+
+def _build_in_child(
+    log_level: str, gpus: Sequence[str], build: Callable[[], tuple[EngineLoop, EngineFacts]]
+) -> tuple[EngineLoop, EngineFacts]:
+    """In a new process, which has no logging of its own yet and has not looked for GPUs."""
+    log_to_stderr(log_level)
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return build()
+
+
+def _combined(config: Config, share: ReplicaShare, facts: Sequence[EngineFacts]) -> Combined:
+    """Engines were given the same, so what one says of itself holds for all; where they came to
+    differ all the same, what the least of them can do is promised.
+    """
+    from octavo.engine.replicas import Combined
+    from octavo.engine.routing import Router
+
+    blocks = [one.num_blocks for one in facts]
+    known = blocks if config.cache.caches_prefixes else [0] * len(facts)
+    least = min(facts, key=lambda one: one.max_model_len)
+    engines = Decision(
+        "engines",
+        str(len(facts)),
+        f"--data-parallel-size; {share.describe()}; what follows is of each",
+    )
+    together = replace(least, num_blocks=sum(blocks), decisions=(engines, *least.decisions))
+    return Combined(together, Router(config.cache.block_size, known), blocks)
