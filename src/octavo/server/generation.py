@@ -165,8 +165,9 @@ class Generation(AbstractAsyncContextManager["Generation"]):
         """Call `take` with each piece as it comes, until all sequences have ended.
 
         forget: called with a choice's number when all that came of it will come again, because its
-        engine has died and another has begun with it; without it, that is an error. Raises RequestError if one fails (the others are then aborted), EngineDeadError if the
-        engine dies, and what `take` raises.
+        engine has died and another has begun with it; without it, that is an error. Raises
+        RequestError if one fails (the others are then aborted), EngineDeadError if the engine dies,
+        and what `take` raises.
         """
         ended = asyncio.get_running_loop().create_future()
 
