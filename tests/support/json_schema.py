@@ -49,8 +49,10 @@ def _check(value: Any, schema: dict[str, Any], root: dict[str, Any], where: str)
         missing = [name for name in schema.get("required", []) if name not in value]
         bad = [f"{where}: {name} is missing" for name in missing]
         others = schema.get("additionalProperties", {})
+        if others is False:
+            bad += [f"{where}: {name} is unknown" for name in value if name not in properties]
         for name, one in value.items():
-            rule = properties.get(name, {} if others is True else others)
+            rule = properties.get(name, {} if isinstance(others, bool) else others)
             bad += _check(one, rule, root, f"{where}.{name}")
         return bad
     return []
