@@ -13,6 +13,7 @@ import octavo
 from octavo.cli.ab import ab
 from octavo.cli.arguments import FOR_SERVERS, JsonOption, ModelArgument, configuration
 from octavo.cli.bench import bench_app, profile, verify_determinism
+from octavo.cli.deploy import deploy_app
 from octavo.cli.draft import draft_app
 from octavo.cli.evaluate import eval_app
 from octavo.cli.help import Verb, VerbWithOthers
@@ -244,6 +245,7 @@ plan_app.command(cls=Verb)(plan)
 plan_app.command(cls=Verb)(kv)
 plan_app.command("verify", cls=Verb)(verify_plan)
 app.add_typer(bench_app, name="bench")
+app.add_typer(deploy_app, name="deploy")
 app.add_typer(draft_app, name="draft")
 app.add_typer(eval_app, name="eval")
 app.add_typer(plan_app, name="plan", help="Plan a deployment, or measure how right plans are.")

@@ -1,0 +1,1 @@
+"""Octavo on clusters that others run: as a Ray Serve application."""
