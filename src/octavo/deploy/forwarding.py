@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.core.errors import RequestError
 from octavo.deploy.prefixes import prefix_keys
 from octavo.server.errors import error_body
+from octavo.server.sse import DONE
 
 logger = logging.getLogger("octavo.deploy")
 
@@ -160,7 +161,7 @@ async def _tell_loss(send: Send, *, has_begun: bool, is_stream: bool) -> None:
     if not has_begun:
         await _reply(send, 503, (b"content-type", b"application/json"), text.encode())
     elif is_stream:
-        body = f"data: {text}\n\n".encode()
+        body = f"data: {text}\n\n".encode() + DONE
         await send({"type": "http.response.body", "body": body, "more_body": False})
     # Else the server cuts the connection: the body is shorter than was announced.
 
