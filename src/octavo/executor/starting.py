@@ -97,6 +97,8 @@ def worker_starter(
             f"--node-rank {parallel.node_rank} is none of --nnodes {parallel.nnodes} machines, "
             f"whose ranks are 0 to {parallel.nnodes - 1}"
         )
+    if parallel.distributed_executor_backend == "ray":
+        return _on_ray(config, vocab_size)
     taken = seats(config, replica)
     all_places = places(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     launcher = _launcher(config, replica, taken)
@@ -121,6 +123,38 @@ def worker_starter(
             for place, seat in zip(all_places, taken, strict=True)
         ]
         launch = partial(launcher.launch, gpus=_gpus(config, taken))
+        return Workers(launch, setups, timeout_s=parallel.worker_timeout)
+
+    return start, launcher
+
+
+def _on_ray(config: Config, vocab_size: int) -> tuple[Callable[[], Workers], Launcher]:
+    """Ray finds the machines, each time anew. Raises ConfigError."""
+    parallel = config.parallel
+    if parallel.nnodes > 1:
+        raise ConfigError(
+            f"--nnodes {parallel.nnodes} does not go with --distributed-executor-backend ray, "
+            "which knows the machines; leave one of the two out"
+        )
+    try:
+        from octavo.executor.ray_workers import RayLauncher
+    except ImportError as error:
+        raise ConfigError(
+            f"--distributed-executor-backend ray: Ray is not installed here ({error}); "
+            "pip install 'octavo[ray]'"
+        ) from None
+    launcher = RayLauncher(config)
+    all_places = places(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+    plain = _without_secrets(config)
+
+    def start() -> Workers:
+        taken = launcher.place()
+        key = secrets.token_bytes()
+        setups = [
+            Setup(plain, vocab_size, place, key, local_rank, num_local)
+            for place, (local_rank, num_local) in zip(all_places, taken, strict=True)
+        ]
+        launch = partial(launcher.launch, gpus=[None] * len(setups))
         return Workers(launch, setups, timeout_s=parallel.worker_timeout)
 
     return start, launcher
