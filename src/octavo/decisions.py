@@ -15,9 +15,9 @@ from octavo.weights.language_model import LanguageModel
 if TYPE_CHECKING:
     from octavo.executor.messages import WorkerPlan
     from octavo.kvcache.sizing import KVDecision
-    from octavo.parallel.replica_shares import ReplicaShare
     from octavo.models.engine_model import EngineModel
     from octavo.ops.backend import KVShape
+    from octavo.parallel.replica_shares import ReplicaShare
     from octavo.scheduler.settings import SchedulerSettings
     from octavo.weights import Checkpoint
 

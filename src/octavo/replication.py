@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from octavo.assembly import EngineFacts, Progress, build_engine
+from octavo.assembly import EngineFacts, build_engine
 from octavo.config import BackendConfig, Config
 from octavo.core.errors import ConfigError
 from octavo.decisions import Decision
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from octavo.engine.child import EngineChild
     from octavo.engine.loop import EngineLoop
     from octavo.engine.replicas import Combined, Replicas
+    from octavo.executor.base import Progress
 
 
 def replicated_client(

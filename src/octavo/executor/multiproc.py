@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 
 from octavo.core.errors import EngineDeadError, OctavoError
 from octavo.core.step import ScheduledStep, StepOutput
@@ -70,9 +69,8 @@ class MultiprocExecutor:
         self._sizes = sizes
         self.num_blocks = sizes.num_blocks
         loaded = self._workers.load(sizes, progress)
-        # While all stages are busy, a step takes what the slowest one does.
-        of_workers = zip(*(one.seconds_by_rows for one in loaded), strict=True)
-        return self, tuple(max(timed, key=itemgetter(1)) for timed in of_workers)
+        # Of the last stage: while all are busy, a step takes what one of them does.
+        return self, loaded[-1].seconds_by_rows
 
     def submit(self, step: ScheduledStep) -> PendingStep:
         outcomes, self._outcomes = tuple(self._outcomes), []

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from octavo.config import Config
+from octavo.core.errors import ConfigError, InvariantError
 from octavo.executor.messages import Offer, Place, Setup
 from octavo.executor.worker import Neighbours, chosen_kernels
 from octavo.ops.backend import Backend
-from octavo.parallel.meeting import Meeting
+from octavo.parallel.links import Link
+from octavo.parallel.meeting import Address, Meeting, join
+from octavo.runner.linked_pipeline import LinkedPipeline
+from octavo.runner.pipeline import Pipeline
 from octavo.weights import Checkpoint
 
-if TYPE_CHECKING:
-    from octavo.runner.pipeline import Pipeline
-
 _MEET_SECONDS = 60.0
+_ACTIVATIONS, _DRAFTS = "activations", "drafts"
 
 Exchange = Callable[[Offer], list[Offer]]
 """Hand one's own offer over, and get those of all workers, by rank."""
@@ -54,6 +55,37 @@ def meet(
 
 
 def _link(
-    place: Place, meeting: Meeting, addresses: Sequence[tuple[str, int] | None], key: bytes
+    place: Place, meeting: Meeting, addresses: Sequence[Address | None], key: bytes
 ) -> Pipeline:
-    raise NotImplementedError
+    """Join the next stage and, from the last one, all before it for drafts; then let those in who
+    do the same here. No worker waits for another: the system answers for those who listen. Raises
+    ConfigError if one doesn't come.
+    """
+
+    def reach(stage: int, purpose: str) -> Link:
+        address = addresses[stage * place.tensor_size + place.tensor_rank]
+        if address is None:
+            raise InvariantError(f"stage {stage} listens nowhere")
+        return Link(join(address, key, purpose, timeout_s=_MEET_SECONDS))
+
+    last = place.num_stages - 1
+    following = None if place.is_last_stage else reach(place.stage + 1, _ACTIVATIONS)
+    drafts = [reach(stage, _DRAFTS) for stage in range(last)] if place.is_last_stage else []
+    expected = [_DRAFTS] if not place.is_last_stage else []
+    if place.stage > 0:
+        expected.append(_ACTIVATIONS)
+    previous = None
+    while expected:
+        came = meeting.accept(_MEET_SECONDS)
+        if came is None:
+            raise ConfigError(
+                f"{place} was not reached by the stages around it within {_MEET_SECONDS:g} s; can "
+                "the machines reach each other at any port?"
+            )
+        connection, purpose = came
+        expected.remove(purpose)
+        if purpose == _DRAFTS:
+            drafts.append(Link(connection))
+        else:
+            previous = Link(connection)
+    return LinkedPipeline(previous, following, drafts)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from octavo import machine
 from octavo.config import Config
 from octavo.core.dtypes import plain_kv_dtype
-from octavo.core.errors import ConfigError
+from octavo.core.errors import ConfigError, InvariantError
 from octavo.core.model_spec import KVFormat
 from octavo.executor.base import Progress
 from octavo.executor.messages import Place, Sizes, WorkerPlan
@@ -27,11 +27,13 @@ from octavo.models.pipeline_stage import PipelineStage, decoder_to_cut, stages_o
 from octavo.models.registry import engine_model
 from octavo.ops.backend import Backend, backend_name, load_backend
 from octavo.runner.model_runner import ModelRunner
+from octavo.runner.stage_runner import StageRunner
 from octavo.sampling.sampler import Sampler
 from octavo.weights import Checkpoint, open_checkpoint
 
 if TYPE_CHECKING:
     from octavo.ops.collectives import Group
+    from octavo.runner.pipeline import Pipeline
     from octavo.speculative.proposers import Proposers
 
 
@@ -127,9 +129,29 @@ class Worker:
         self._checkpoint.release_pages()
         self._model.prepare(self.backend, sizes.max_model_len)
 
+    def stage_runner(self, sizes: Sizes) -> StageRunner:
+        """Of the loaded stage, which isn't the last. Raises ConfigError if there is no memory for
+        the cache.
+        """
+        pipeline = self._neighbours.pipeline
+        if pipeline is None or not isinstance(self._model, PipelineStage):
+            raise InvariantError(f"{self._place} is no stage of a pipeline")
+        return StageRunner(
+            self._model,
+            self.backend,
+            pipeline,
+            num_blocks=sizes.num_blocks,
+            block_size=self._config.cache.block_size,
+            kv_format=self._kv_format,
+            kv_factors=self._kv_factors,
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            max_model_len=sizes.max_model_len,
+            taps=sizes.taps,
+        )
+
     def runner(self, sizes: Sizes, backend: Backend | None = None) -> ModelRunner:
-        """Of the loaded model. backend: one that stands before the worker's own. Raises ConfigError
-        if there is no memory for the cache.
+        """Of the loaded model, or of its last stage. backend: one that stands before the worker's
+        own. Raises ConfigError if there is no memory for the cache.
         """
         return ModelRunner(
             self._model,
@@ -143,6 +165,7 @@ class Worker:
             max_model_len=sizes.max_model_len,
             vocab_size=self._vocab_size,
             speculation=self._speculation,
+            pipeline=self._neighbours.pipeline,
         )
 
     def _part(self, whole: EngineModel) -> tuple[EngineModel, range]:

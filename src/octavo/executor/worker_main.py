@@ -6,10 +6,10 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.config import Config
 from octavo.core.errors import ConfigError
@@ -18,6 +18,10 @@ from octavo.logs import log_to_stderr
 from octavo.parallel.channel import Channel
 from octavo.parallel.lifeline import Lifeline
 from octavo.parallel.topology import assign_cpus
+
+if TYPE_CHECKING:
+    from octavo.runner.model_runner import ModelRunner
+    from octavo.runner.stage_runner import StageRunner
 
 logger = logging.getLogger("octavo")
 
@@ -95,18 +99,34 @@ def _work(channel: Channel, host: str | None) -> None:
     channel.send(worker.plan._replace(free_memory_bytes=free_bytes))
     sizes: Sizes = channel.receive()
     worker.load(sizes, _progress(channel))
-    runner = worker.runner(sizes)
-    seconds = runner.seconds_by_rows(sizes.calibrated_rows) if sizes.calibrated_rows else []
-    channel.send(Loaded(tuple(seconds)))
-    gc.freeze()
-    gc.enable()
-    place = setup.place
-    reports = place.is_last_stage and place.tensor_rank == 0
+    if setup.place.is_last_stage:
+        _sample(channel, worker.runner(sizes), sizes, reports=setup.place.tensor_rank == 0)
+    else:
+        _compute(channel, worker.stage_runner(sizes))
+
+
+def _compute(channel: Channel, runner: StageRunner) -> None:
+    _be_ready(channel)
+    while True:
+        message: Run = channel.receive()
+        runner.execute(message.step, message.outcomes)
+
+
+def _sample(channel: Channel, runner: ModelRunner, sizes: Sizes, *, reports: bool) -> None:
+    rows = sizes.calibrated_rows
+    _be_ready(channel, runner.seconds_by_rows(rows) if rows else ())
     while True:
         message: Run = channel.receive()
         output = runner.execute(message.step)
         if reports:
             channel.send(output)
+
+
+def _be_ready(channel: Channel, seconds_by_rows: Sequence[tuple[int, float]] = ()) -> None:
+    channel.send(Loaded(tuple(seconds_by_rows)))
+    # What has been made so far stays: looking through it would hold steps up.
+    gc.freeze()
+    gc.enable()
 
 
 def _pinned(config: Config, setup: Setup) -> Config:
