@@ -17,7 +17,7 @@ from octavo.models.cut_groups import column_unit
 from octavo.models.engine_model import EngineModel
 from octavo.ops.backend import Backend
 from octavo.ops.native.backend import NativeBackend
-from octavo.weights import open_checkpoint
+from octavo.weights import Checkpoint, open_checkpoint
 from support.backends import cpu_backend
 from support.forward import Forward, load_model
 
@@ -61,7 +61,13 @@ class Ranks:
     """A model on `size` ranks. kv_dtype: of their caches; the others as of `load_model`."""
 
     def __init__(
-        self, folder: Path, backend: str, size: int, *, kv_dtype: str = "float32", **weights: Any
+        self,
+        source: Path | Checkpoint,
+        backend: str,
+        size: int,
+        *,
+        kv_dtype: str = "float32",
+        **weights: Any,
     ) -> None:
         self.size = size
         self.meeting = Meeting(size)
@@ -74,7 +80,7 @@ class Ranks:
             self.backends = [NativeBackend(threads=1) for _ in range(size)]
             offers = [one.offer_group(rank, size) for rank, one in enumerate(self.backends)]
             groups = self.together(lambda rank: self.backends[rank].join_group(rank, size, offers))
-        checkpoint = open_checkpoint(str(folder))
+        checkpoint = open_checkpoint(str(source)) if isinstance(source, Path) else source
         unit = column_unit(checkpoint)
         self.models: list[EngineModel] = [
             load_model(
