@@ -145,7 +145,7 @@ def build_engine(
     from octavo.models.registry import engine_model
 
     model = engine_model(checkpoint.config)
-    replica = 0 if share is None else share.index
+    replica = 0 if share is None else share.replica
     crew = _crew(config, vocab_size, checkpoint, model, replica, probe)
     plans = crew.plans
     first = plans[0]

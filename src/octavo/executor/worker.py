@@ -19,7 +19,6 @@ from octavo.core.model_spec import KVFormat
 from octavo.executor.base import Progress
 from octavo.executor.messages import Place, Sizes, WorkerPlan
 from octavo.layers.share import Share
-from octavo.models.causal_lm import CausalLM
 from octavo.models.cut_groups import column_unit
 from octavo.models.engine_model import EngineModel, ModelWeights
 from octavo.models.kv_factors import factors_of_cache
@@ -175,12 +174,6 @@ class Worker:
         if place.num_stages > 1:  # the same for all ranks, whose shares may differ
             layers = stages_of(whole, place.num_stages)[place.stage]
         if place.tensor_size > 1:
-            if not isinstance(whole, CausalLM):
-                raise ConfigError(
-                    f"--tensor-parallel-size: {whole.family} runs as transformers' module, whose "
-                    "layers can't be shared; use --data-parallel-size, which runs the whole model "
-                    "several times"
-                )
             unit = column_unit(self._checkpoint)
             whole.shard(Share(place.tensor_rank, place.tensor_size, group, unit))
         if place.num_stages == 1:

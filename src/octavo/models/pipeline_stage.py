@@ -14,6 +14,7 @@ from octavo.layers.head import Head
 from octavo.layers.layer import Layer
 from octavo.layers.norm import Norm
 from octavo.layers.rope import PositionTable
+from octavo.layers.share import Share
 from octavo.models.causal_lm import CausalLM, PlannedWeights, position_tables
 from octavo.models.engine_model import EngineModel
 from octavo.models.loader import make_rope_tables, plan_weights
@@ -89,6 +90,9 @@ class PipelineStage(Layer):
     def own_taps(self, taps: Sequence[int]) -> tuple[int, ...]:
         """Those of `taps` (blocks of the whole model) that are the stage's."""
         return tuple(tap for tap in taps if tap in self.range)
+
+    def shard(self, share: Share) -> None:
+        raise InvariantError("ranks divide a model before it is cut into stages")
 
     def forward(self, ctx: BatchContext) -> Array:
         return self.forward_with_taps(ctx, ())[0]

@@ -12,13 +12,13 @@ _GIB = 2**30
 
 
 class ReplicaShare(NamedTuple):
-    """index: which of the engines. num_engines: that share. threads: of each process of the engine;
+    """replica: which of the engines. num_engines: that share. threads: of each process of the engine;
     None for those of its CPUs. memory_bytes: of the memory that was free before any began; None on
     GPUs, which an engine has for itself: `gpus`, as CUDA_VISIBLE_DEVICES names them, and on several
     machines.
     """
 
-    index: int
+    replica: int
     num_engines: int
     threads: int | None
     memory_bytes: int | None

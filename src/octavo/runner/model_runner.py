@@ -149,8 +149,9 @@ class ModelRunner:
     def _timed_rows(self, count: int) -> tuple[int, float]:
         host = whole_sequences([np.zeros(count, np.int64)], self._block_size)
         rows = self._backend.from_host(np.arange(count))
+        given = () if self._input is None else self._input.nothing(count)
         began = self._clock()
-        self._forward_and_head(self._state.context(host), rows)
+        self._forward_and_head(self._state.context(host), rows, *given)
         return count, self._clock() - began
 
     def _sample(self, logits: Array, batch: StepBatch, drafts: Mapping[int, Draft]) -> SampledRows:

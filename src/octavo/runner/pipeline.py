@@ -79,6 +79,12 @@ class StageInput:
         x, *taps = self._pipeline.receive(step_id, shape)
         return Given((self._backend.from_host(x),), taps)
 
+    def nothing(self, num_tokens: int) -> tuple[Array, ...]:
+        """In place of activations, for steps that are only timed."""
+        if self._is_first:
+            return ()
+        return (self._backend.from_host(np.zeros((num_tokens, self._hidden_size), np.float32)),)
+
 
 @contextmanager
 def failures_told(pipeline: Pipeline, step: ScheduledStep) -> Iterator[None]:
