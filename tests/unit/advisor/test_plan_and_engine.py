@@ -19,7 +19,11 @@ from octavo.core.errors import ConfigError, RequestError
 from octavo.core.model_spec import KVFormat
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.kvcache.sizing import decide_num_blocks
+from octavo.layers.share import Share
 from octavo.models import registry
+from octavo.models.registry import engine_model
+from octavo.ops.backend import load_backend
 from octavo.simulator.hardware import Hardware, this_cpu
 from octavo.simulator.model_configs import spec_from_config
 from octavo.simulator.real_time import stored_format
@@ -88,10 +92,32 @@ def _request(name: str, prompt_len: int) -> Request:
     )
 
 
-def test_pln_06_two_devices_hold_twice_as_many_in_the_same_budget_each(folder: Path) -> None:
-    """PLN-06, by arithmetic: the engine has no tensor parallelism yet."""
-    one, two = (planned(folder, 7 * MIB, "bfloat16", tp) for tp in (1, 2))
-    assert abs(two.num_blocks - 2 * one.num_blocks) <= 1
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8"])
+@pytest.mark.parametrize("mib", [1, 7, 64])
+@pytest.mark.parametrize("heads", [{}, {"num_attention_heads": 6, "num_key_value_heads": 3}])
+def test_pln_06_blocks_of_two_ranks_are_those_that_the_fuller_one_has(
+    tmp_path: Path, heads: dict[str, int], mib: int, dtype: str
+) -> None:
+    """PLN-06: with equal parts, and where one of two ranks has two of three heads."""
+    folder = make_checkpoint("qwen3", tmp_path, max_position_embeddings=2**15, **heads)
+    backend = load_backend("native", device="cpu", threads=1)
+    config = open_checkpoint(str(folder)).config
+    allocated = []
+    for rank in range(2):
+        model = engine_model(config)
+        model.shard(Share(rank, 2))
+        decision = decide_num_blocks(
+            model.max_position,
+            block_size=16,
+            block_bytes=backend.kv_block_bytes(16, model.kv_shapes, KVFormat(dtype)),
+            kv_cache_memory_bytes=mib * MIB,
+            free_memory_bytes=2**40,
+            memory_share=0.5,
+            max_num_seqs=1,
+            max_model_len=None,
+        )
+        allocated.append(decision.num_blocks)
+    assert planned(folder, mib * MIB, dtype, tp=2).num_blocks == min(allocated)
 
 
 def test_the_weights_of_a_plan_are_the_tensors_of_the_files(folder: Path) -> None:

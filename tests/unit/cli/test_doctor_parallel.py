@@ -84,7 +84,7 @@ def test_sizes_that_work_and_why_others_do_not(
     assert facts["tensor 2"] == (
         "heads 4 + 2, key/value heads 2 + 1; weights 2 x 4.4 MiB; KV 2.00 + 1.00 KiB a token"
     )
-    assert facts["tensor 3"].startswith("heads 3 x 2, key/value heads 3 x 1; weights 3 x 2.9 MiB; ")
+    assert facts["tensor 3"].startswith("heads 3 x 2, key/value heads 3 x 1; weights 3.0 + ")
     assert facts["tensor 3"].endswith("KV 3 x 1.00 KiB a token; 3 workers share 2 CPUs")
     assert facts["tensor 4"].startswith("no: 6 attention heads with 3 key/value heads can't be")
     assert facts["pipeline 2"].startswith("layers 2 x 2; weights ")
