@@ -265,6 +265,7 @@ def _engine(
     from octavo.advisor.model import read_model
     from octavo.bench.output.run import Served
     from octavo.core.weight_format import quantized_formats
+    from octavo.parallel.layout import NO_BLOCKS
     from octavo.simulator.hardware import parse_hardware
     from octavo.simulator.roofline import Deployment
     from octavo.simulator.sizing import drafter_of, kv_format, size_engine
@@ -276,9 +277,10 @@ def _engine(
 
     model = read(asked.model, weights, asked.revision)
     matrices, rest, weight_bytes = model.matrices, model.rest, model.weight_bytes
+    blocks = model.blocks
     if weights is None and asked.quantization is not None:
         matrices, rest = quantized_formats(asked.quantization)
-        weight_bytes = model.spec.weight_bytes(matrices, rest)
+        weight_bytes, blocks = model.spec.weight_bytes(matrices, rest), NO_BLOCKS
     devices = parse_hardware(hardware)
     deployment = Deployment(
         tensor_parallel=tensor_parallel or max(1, devices.count // pipeline_parallel),
@@ -296,7 +298,7 @@ def _engine(
             f"{pipeline_parallel}; make them equal"
         )
     model_costs = _costs(costs, model.spec, devices, deployment)
-    sized = size_engine(config, model.spec, devices, deployment, model_costs, weight_bytes)
+    sized = size_engine(config, model.spec, devices, deployment, model_costs, weight_bytes, blocks)
     served = Served(
         base_url="",
         model=model.name,

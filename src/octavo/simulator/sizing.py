@@ -19,7 +19,7 @@ from octavo.decisions import (
     step_budget,
 )
 from octavo.kvcache.sizing import KVDecision, decide_num_blocks
-from octavo.parallel.layout import Layout, Part, parts_of, refusals
+from octavo.parallel.layout import NO_BLOCKS, Blocks, Layout, Part, parts_of, refusals
 from octavo.scheduler.settings import SchedulerSettings
 from octavo.simulator.cost_model import CostModel
 from octavo.simulator.hardware import Device, Hardware
@@ -61,21 +61,22 @@ def size_engine(
     deployment: Deployment,
     costs: CostModel,
     weight_bytes: float,
+    blocks: Blocks = NO_BLOCKS,
 ) -> Sized:
     """As the engine does it, but for memory that only shows when a model runs: activations, and
     what a device's libraries take. weight_bytes: of the model's weights, on all devices together; a
-    drafter's come on top. Raises ConfigError for a layout that the engine refuses, and for what
-    doesn't fit.
+    drafter's come on top. blocks: of the checkpoint. Raises ConfigError for a layout that the
+    engine refuses, and for what doesn't fit.
     """
     layout = Layout(deployment.tensor_parallel, deployment.pipeline_parallel)
-    if reasons := refusals(spec, layout):
+    if reasons := refusals(spec, layout, blocks=blocks):
         raise ConfigError("; ".join(reasons))
     kind = "cpu" if hardware.device.is_cpu else hardware.device.name
     if (drafter := deployment.drafter) is not None:
         weight_bytes += deployment.matrices.num_bytes(drafter.num_own_parameters)
     sized = [
         _of_part(config, spec, hardware, deployment, part, weight_bytes)
-        for part in parts_of(spec, layout)
+        for part in parts_of(spec, layout, blocks)
     ]
     # Of the device that has least room: all have as many blocks.
     sizing, block_bytes = min(sized, key=lambda one: one[0].num_blocks)

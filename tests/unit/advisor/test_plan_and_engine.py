@@ -22,8 +22,10 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.kvcache.sizing import decide_num_blocks
 from octavo.layers.share import Share
 from octavo.models import registry
+from octavo.models.cut_groups import column_unit
 from octavo.models.registry import engine_model
 from octavo.ops.backend import load_backend
+from octavo.parallel.layout import NO_BLOCKS, Blocks
 from octavo.simulator.hardware import Hardware, this_cpu
 from octavo.simulator.model_configs import spec_from_config
 from octavo.simulator.real_time import stored_format
@@ -118,6 +120,14 @@ def test_pln_06_blocks_of_two_ranks_are_those_that_the_fuller_one_has(
         )
         allocated.append(decision.num_blocks)
     assert planned(folder, mib * MIB, dtype, tp=2).num_blocks == min(allocated)
+
+
+def test_blocks_that_stay_whole_are_those_that_ranks_go_by(folder: Path, tmp_path: Path) -> None:
+    path = write_gguf(folder, tmp_path / "q8.gguf", matrix_type="Q8_0")
+    model = read_model(str(path))
+    assert model.blocks == Blocks(inner=column_unit(open_checkpoint(str(path))), output=32)
+    assert read_model(str(folder)).blocks == NO_BLOCKS
+    assert read_model(str(folder), weights="int4").blocks == NO_BLOCKS
 
 
 def test_the_weights_of_a_plan_are_the_tensors_of_the_files(folder: Path) -> None:

@@ -160,6 +160,17 @@ def test_kv_alone(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Engine" not in text
 
 
+def test_kv_of_a_layout_is_that_of_the_rank_with_most_heads(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of eight heads, one of three ranks has three; six ranks can't have them."""
+    asked = ["plan", "kv", config, "--hardware", "H100", *CHAT]
+    assert main([*asked, "--tp", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv_bytes_per_token"] == 131_072 * 3 / 8
+    assert main([*asked, "--tp", "6"]) == 1
+    assert "one rank would have 2 of the 8 key/value heads" in capsys.readouterr().err
+
+
 def test_kv_of_a_share_of_the_memory(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for share in ("0.5", "0.9"):

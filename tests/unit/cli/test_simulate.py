@@ -98,6 +98,7 @@ def test_weights_are_quantized_as_the_engine_does_it(
         (["--hardware", "L4", "--costs", "nowhere.json"], "nowhere.json"),
         (["--hardware", "L4", "--weights", "int3"], "int3"),
         (["--hardware", "L4", "--replay", "1"], "trace"),
+        (["--hardware", "H100:6"], "--tensor-parallel-size 6: 32 attention heads with 8 key/value"),
     ],
 )
 def test_mistakes_are_told(
