@@ -138,6 +138,11 @@ def build_engine(
     model is open already. probe: looks on while the engine works. share: what it may take, where it
     is one of several.
     """
+    if config.parallel.data_parallel_size > 1 and share is None:
+        raise ConfigError(
+            f"--data-parallel-size {config.parallel.data_parallel_size}: this runs one engine; "
+            "leave it out"
+        )
     checkpoint = checkpoint or open_model(config.model)
     if config.backend.simulate is not None:
         return _simulated_engine(config, checkpoint, vocab_size, probe)

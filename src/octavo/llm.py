@@ -22,6 +22,7 @@ from octavo.core.request_metrics import (
 )
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import EngineStats, RequestTimes, TokenDelta, TokenLogprobs
+from octavo.engine.offline import BegunAgain, Heard, LoopEngine, OfflineEngine
 from octavo.text.choice import Choice, ChoicePiece
 from octavo.text.served_model import ServedModel
 from octavo.text.tokenizer import Tokenizer
@@ -103,7 +104,14 @@ class LLM:
         text = assembly.load_text(config.model, checkpoint)
         vocab_size = assembly.vocab_size(checkpoint, text)
         assembly.check_draft_models(config, text, vocab_size)
-        self._loop, self.facts = assembly.build_engine(config, vocab_size, checkpoint=checkpoint)
+        self._engine: OfflineEngine
+        if config.parallel.data_parallel_size > 1:
+            from octavo.replication import offline_engine  # only who has several loads it
+
+            self._engine, self.facts = offline_engine(config, checkpoint, vocab_size)
+        else:
+            loop, self.facts = assembly.build_engine(config, vocab_size, checkpoint=checkpoint)
+            self._engine = LoopEngine(loop)
         self._model = assembly.served_model(config.model, checkpoint, text, self.facts)
         self._ids = map(str, itertools.count())
         self._jobs: dict[str, _Job] = {}
@@ -182,7 +190,7 @@ class LLM:
             raise RequestError("give a prompt or messages")
         job = self._job(source, params, priority=0)
         try:
-            self._add(job)
+            self._add([job], may_begin_again=False)
             while not job.output.finished:
                 self._step()
                 yield from job.take_pieces()
@@ -210,14 +218,14 @@ class LLM:
         return SamplingParams(**self._model.default_sampling)
 
     def get_metrics(self) -> EngineStats:
-        return self._loop.stats()
+        return self._engine.stats()
 
     def reset_prefix_cache(self) -> None:
-        self._loop.forget_prefixes()
+        self._engine.forget_prefixes()
 
     def shutdown(self) -> None:
         """Free the model's memory. The object can't be used afterwards."""
-        self._loop.close()
+        self._engine.close()
 
     def __repr__(self) -> str:
         return f"LLM({self._model.root!r})"
@@ -232,8 +240,7 @@ class LLM:
         each = _params_for_each(params or self.get_default_sampling_params(), len(sources))
         jobs = [self._job(s, p, priority) for s, p in zip(sources, each, strict=True)]
         try:
-            for job in jobs:
-                self._add(job)
+            self._add(jobs, may_begin_again=True)
             with _progress_bar(len(jobs), show_progress) as show:
                 while (num_left := sum(not job.output.finished for job in jobs)) > 0:
                     self._step()
@@ -244,20 +251,27 @@ class LLM:
 
     def _step(self) -> None:
         """One step of the engine, for all jobs: a stream that is open may share it with a batch."""
-        for delta in self._loop.step():
-            job = self._jobs.get(delta.request_id)
-            if job is not None and job.take(delta):
-                for final in self._loop.end(delta.request_id, delta.index, FinishReason.STOP):
-                    job.take(final)
+        for item in self._engine.step():
+            self._hear(item)
 
-    def _add(self, job: _Job) -> None:
-        self._loop.add(job.request)
-        self._jobs[job.request.request_id] = job
+    def _hear(self, item: Heard) -> None:
+        job = self._jobs.get(item.request_id)
+        if job is None:
+            return
+        if isinstance(item, BegunAgain):
+            job.begin_again()
+        elif job.take(item):
+            for more in self._engine.end(item.request_id, item.index, FinishReason.STOP):
+                self._hear(more)
+
+    def _add(self, jobs: list[_Job], *, may_begin_again: bool) -> None:
+        self._jobs.update((job.request.request_id, job) for job in jobs)
+        self._engine.add([job.request for job in jobs], may_begin_again=may_begin_again)
 
     def _remove(self, jobs: list[_Job]) -> None:
         for job in jobs:
             self._jobs.pop(job.request.request_id, None)
-            self._loop.end(job.request.request_id, None, FinishReason.ABORT)
+            self._engine.end(job.request.request_id, None, FinishReason.ABORT)
 
     def _job(self, source: _Source, params: SamplingParams, priority: int) -> _Job:
         prompt, ids = source
@@ -284,15 +298,22 @@ class _Job:
 
     def __init__(self, model: ServedModel, request: Request, prompt: str | None) -> None:
         self.request = request
+        self._prompt = prompt
+        self._tokenizer = model.tokenizer
+        self._pieces: list[TextPiece] = []
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Nothing that came until now counts."""
+        request = self.request
         self.output = RequestOutput(
             request.request_id,
-            prompt,
+            self._prompt,
             list(request.prompt_token_ids),
             [CompletionOutput(i) for i in range(request.sampling.n)],
         )
-        self._tokenizer = model.tokenizer
-        self._choices = [Choice(model.tokenizer, request) for _ in self.output.outputs]
-        self._pieces: list[TextPiece] = []
+        self._choices = [Choice(self._tokenizer, request) for _ in self.output.outputs]
+        self._pieces.clear()
 
     def take_pieces(self) -> list[TextPiece]:
         """What came since the last call."""

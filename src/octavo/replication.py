@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from octavo.assembly import EngineFacts, build_engine
+from octavo.assembly import EngineFacts, build_engine, engine_child
 from octavo.config import BackendConfig, Config
 from octavo.core.errors import ConfigError
 from octavo.decisions import Decision
@@ -17,6 +18,7 @@ from octavo.parallel.replica_shares import ReplicaShare, replica_shares
 from octavo.weights import Checkpoint
 
 if TYPE_CHECKING:
+    from octavo.engine.background import BackgroundEngine
     from octavo.engine.child import EngineChild
     from octavo.engine.loop import EngineLoop
     from octavo.engine.replicas import Combined, Replicas
@@ -59,6 +61,22 @@ def replicated_client(
         partial(_combined, config, shares[0]),
         (lambda number: EngineProcess(builds[number])) if config.parallel.restart_workers else None,
     )
+
+
+def offline_engine(
+    config: Config, checkpoint: Checkpoint, vocab_size: int
+) -> tuple[BackgroundEngine, EngineFacts]:
+    """Started engines, for a caller that waits. Raises ConfigError."""
+    from octavo.engine.background import BackgroundEngine
+
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(engine_child(config))
+            for _ in range(config.parallel.data_parallel_size)
+        ]
+        engine = BackgroundEngine(replicated_client(config, checkpoint, vocab_size, None, children))
+        stack.pop_all()  # they end with the client
+    return engine, engine.facts
 
 
 def _is_for_gpus(config: BackendConfig) -> bool:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from octavo.ops.native.backend import NativeBackend
 from octavo.ops.native.ops import ISAS
 from octavo.ops.op import Choice, Target
 from octavo.ops.torch.backend import TorchBackend
+from octavo.parallel.replica_shares import ReplicaShare
 from octavo.text.generation_config import default_sampling
 from octavo.text.served_model import ServedModel
 from octavo.weights import Checkpoint
@@ -144,6 +146,23 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(
         {"model": str(folder), "backend": "torch", "max_num_seqs": 1, **knobs}
     )
     with pytest.raises(ConfigError, match=message):
+        assembly.build_engine(config, 320)
+
+
+@pytest.mark.usefixtures("no_reads")
+def test_one_of_several_engines_has_its_share_of_the_memory(tmp_path: Path) -> None:
+    folder = make_checkpoint("llama", tmp_path)
+    config = Config.from_flat({"model": str(folder), "backend": "torch", "data_parallel_size": 3})
+    share = ReplicaShare(3, 1, 100_000)
+    with pytest.raises(ConfigError, match=r"only 0\.00 GiB .* each of the 3 engines; .*-parallel-"):
+        assembly.build_engine(config, 320, share=share)
+    with pytest.raises(ConfigError, match=r"512 tokens needs 256\.0 KiB of KV.*of 0\.\d MiB free"):
+        assembly.build_engine(
+            replace(config, model=replace(config.model, max_model_len=512)),
+            320,
+            share=share._replace(memory_bytes=800_000),
+        )
+    with pytest.raises(ConfigError, match="--data-parallel-size 3: this runs one engine"):
         assembly.build_engine(config, 320)
 
 

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.core.errors import ConfigError, OctavoError, RequestError
 from support.checkpoints import make_checkpoint
+from support.serve_command import descendants
 
 PROMPT = [5, 6, 7, 8]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -133,3 +138,51 @@ def test_settings_of_the_server_are_refused() -> None:
         LLM(port=3)
     with pytest.raises(ConfigError, match="max_num_seqs"):
         LLM(max_num_seq=3)
+
+
+def test_several_engines_are_one_llm(llm: LLM, tmp_path: Path) -> None:
+    prompts = [[*range(start, start + 20)] for start in range(10, 130, 10)]
+    stop = llm.generate(prompts, GREEDY)[3].outputs[0].text[2:4]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=[stop], n=2)
+    alone = [[o.text for o in output.outputs] for output in llm.generate(prompts, params)]
+    folder = make_checkpoint("llama", tmp_path)
+    pair = LLM(str(folder), max_model_len=256, data_parallel_size=2)
+    try:
+        outputs = pair.generate(prompts, params)
+        assert [[o.text for o in output.outputs] for output in outputs] == alone
+        assert all(output.finished and output.times for output in outputs)
+        assert pair.get_metrics().num_engines == 2
+        with pytest.raises(RequestError, match="context length"):
+            pair.generate([prompts[0], [5] * 300], GREEDY)
+
+        stream = pair.stream(prompts[0], SamplingParams(max_tokens=200, ignore_eos=True))
+        next(stream)
+        assert pair.get_metrics().num_running == 1
+        stream.close()
+        assert pair.get_metrics().num_running == 0
+        assert pair.generate([prompts[0]], GREEDY)[0].num_cached_tokens == 16
+        pair.reset_prefix_cache()
+        assert pair.generate([prompts[0]], GREEDY)[0].num_cached_tokens == 0
+
+        whole = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+        expected = [output.outputs[0].text for output in llm.generate(prompts, whole)]
+        stream = pair.stream(prompts[1], whole)
+        next(stream)  # works on, beside the others
+        victim = engine_pids()[0]
+        threading.Timer(0.02, os.kill, (victim, signal.SIGKILL)).start()
+        outputs = pair.generate(prompts, whole)
+        assert [output.outputs[0].text for output in outputs] == expected
+        stream.close()
+        pair.generate(prompts, GREEDY)
+    finally:
+        pair.shutdown()
+    pair.shutdown()
+    assert engine_pids() == []
+
+
+def engine_pids() -> list[int]:
+    return [
+        pid
+        for pid in descendants(os.getpid())
+        if b"octavo-engine" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]

@@ -182,3 +182,15 @@ def test_backends_take_no_more_threads_than_a_quota_allows(root: Path, name: str
             load_backend(name, device="cpu", threads=3)
     finally:
         torch.set_num_threads(before)
+
+
+def test_gpus_that_may_be_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert machine.visible_gpus() == []
+    write(root / "dev", nvidia0="", nvidia10="", nvidia2="", nvidiactl="")
+    assert machine.visible_gpus() == ["0", "2", "10"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1, GPU-7")
+    assert machine.visible_gpus() == ["1", "GPU-7"]
+    for nothing in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", nothing)
+        assert machine.visible_gpus() == []

@@ -12,7 +12,7 @@ _GIB = 2**30
 
 
 class ReplicaShare(NamedTuple):
-    """replica: which of the engines. num_engines: that share. threads: of each process of the engine;
+    """replica: which of the engines. num_engines: that share. threads: of each of its processes;
     None for those of its CPUs. memory_bytes: of the memory that was free before any began; None on
     GPUs, which an engine has for itself: `gpus`, as CUDA_VISIBLE_DEVICES names them, and on several
     machines.

@@ -282,6 +282,23 @@ def test_what_was_to_end_ends_with_its_engine(end_of: Callable[[ToldEngine], Non
     run(Group(), body)
 
 
+def test_what_was_to_end_is_forgotten_with_the_rest() -> None:
+    async def body(group: Group) -> None:
+        _, stream = await group.submitted(request(n=2))
+        items: list[Item] = []
+        stream.listen(items.append, forget=items.clear)
+        for index in range(2):  # one sequence is to end, on each of two engines
+            engine = group[group.where("a")]
+            engine.token("a", index)
+            stream.stop(index)
+            engine.die()
+            assert items == []
+            group[group.where("a")].accept("a")
+        assert stream.num_unfinished == 2
+
+    run(Group(3), body)
+
+
 def test_a_cancelled_submission_is_aborted_where_it_is() -> None:
     async def body(group: Group) -> None:
         submission = asyncio.create_task(group.client.submit(request()))
