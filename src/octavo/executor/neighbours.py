@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from octavo.config import Config
@@ -57,9 +58,8 @@ def meet(
 def _link(
     place: Place, meeting: Meeting, addresses: Sequence[Address | None], key: bytes
 ) -> Pipeline:
-    """Join the next stage and, from the last one, all before it for drafts; then let those in who
-    do the same here. No worker waits for another: the system answers for those who listen. Raises
-    ConfigError if one doesn't come.
+    """Join the next stage and, from the last one, all before it for drafts; and let those in who do
+    the same here, at the same time. Raises ConfigError if one doesn't come.
     """
 
     def reach(stage: int, purpose: str) -> Link:
@@ -68,14 +68,25 @@ def _link(
             raise InvariantError(f"stage {stage} listens nowhere")
         return Link(join(address, key, purpose, timeout_s=_MEET_SECONDS))
 
-    last = place.num_stages - 1
-    following = None if place.is_last_stage else reach(place.stage + 1, _ACTIVATIONS)
-    drafts = [reach(stage, _DRAFTS) for stage in range(last)] if place.is_last_stage else []
-    expected = [_DRAFTS] if not place.is_last_stage else []
-    if place.stage > 0:
-        expected.append(_ACTIVATIONS)
-    previous = None
-    while expected:
+    expected = ([_DRAFTS] if not place.is_last_stage else []) + (
+        [_ACTIVATIONS] if place.stage else []
+    )
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(_let_in, place, meeting, expected)
+        if place.is_last_stage:
+            following = None
+            drafts = [reach(stage, _DRAFTS) for stage in range(place.stage)]
+        else:
+            following = reach(place.stage + 1, _ACTIVATIONS)
+            drafts = []
+        came = coming.result()
+    return LinkedPipeline(came.get(_ACTIVATIONS), following, drafts or [came[_DRAFTS]])
+
+
+def _let_in(place: Place, meeting: Meeting, expected: Sequence[str]) -> dict[str, Link]:
+    """By purpose."""
+    links: dict[str, Link] = {}
+    while len(links) < len(expected):
         came = meeting.accept(_MEET_SECONDS)
         if came is None:
             raise ConfigError(
@@ -83,9 +94,5 @@ def _link(
                 "the machines reach each other at any port?"
             )
         connection, purpose = came
-        expected.remove(purpose)
-        if purpose == _DRAFTS:
-            drafts.append(Link(connection))
-        else:
-            previous = Link(connection)
-    return LinkedPipeline(previous, following, drafts)
+        links[purpose] = Link(connection)
+    return links

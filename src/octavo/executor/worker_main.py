@@ -62,6 +62,8 @@ def work(
         logger.critical("the worker has failed", exc_info=True)
         # The cause's own text may hold paths or internals and can reach clients.
         life.say_last(f"has failed ({type(error).__name__}); the server's log has the details")
+    finally:
+        gc.unfreeze()
 
 
 def _work(channel: Channel, host: str | None) -> None:
