@@ -4,6 +4,7 @@ in one runner gives, to the bit.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,18 @@ def test_what_is_accepted_of_trees_moves_on_every_stage(
         check_same(engine.run(*requests), expected)
         assert engine.loop.stats().total_preemptions > 0 or num_blocks == 200
     assert fed.num_accepted > 100
+
+
+def test_sockets_that_hold_next_to_nothing_let_no_stages_wait_for_each_other(
+    checkpoint: Checkpoint, texts_alone: dict[str, Texts], tmp_path: Path
+) -> None:
+    """Chunks of 110 tokens with three tapped layers are far more than these buffers take."""
+    proposer = eagle3(tmp_path, checkpoint)
+    with Engine(checkpoint, 3, budget=110, proposer=proposer) as engine:
+        for link in engine.links:
+            for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                link._socket.setsockopt(socket.SOL_SOCKET, buffer, 1)
+        check_same(engine.run(*greedy()), texts_alone["greedy"])
 
 
 # --- failures -------------------------------------------------------------------------------------
