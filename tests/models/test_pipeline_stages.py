@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from octavo.core.errors import ConfigError, InvariantError
+from octavo.layers.share import Share
 from octavo.models.causal_lm import CausalLM
 from octavo.models.pipeline_stage import PipelineStage, decoder_to_cut, stages_of
 from octavo.models.registry import build_model, engine_model, families
@@ -193,6 +194,19 @@ def test_each_stage_checks_the_whole_checkpoint(tmp_path: Path) -> None:
         first.plan_weights(checkpoint, backend, "float32")
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_cuts_its_part_of_the_model(rank: int, tmp_path: Path) -> None:
+    checkpoint = checkpoint_of("llama tied (MDL-07)", tmp_path)
+    model = decoder_to_cut(engine_model(checkpoint.config))
+    model.shard(Share(rank, 2))
+    stages = [PipelineStage(model, blocks) for blocks in (range(2), range(2, 5))]
+    assert [stage.kv_shapes for stage in stages] == [[(1, 16)] * 2, [(1, 16)] * 3]
+    whole = model.plan_weights(checkpoint, cpu_backend("native"), "float32")
+    table = model.embedding.table.shape[0] * model.spec.hidden_size * 4
+    parts = [stage.plan_weights(checkpoint, cpu_backend("native"), "float32") for stage in stages]
+    assert sum(sum(part.num_bytes) for part in parts) == sum(whole.num_bytes) + table
+
+
 def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
     """MDL-07."""
     model = engine_model(checkpoint_of("llama", tmp_path).config)
@@ -216,5 +230,7 @@ def test_what_a_stage_lacks_is_not_asked_of_it(tmp_path: Path) -> None:
     forward = Forward(last, backend)
     with pytest.raises(InvariantError, match="given nothing by those before"):
         forward.prompt(TOKENS)
+    with pytest.raises(InvariantError, match="the whole model is divided"):
+        last.shard(Share(0, 2))
     with pytest.raises(InvariantError, match=r"range\(1, 3\) of 2"):
         PipelineStage(model, range(1, 3))

@@ -121,6 +121,9 @@ class PipelineStage(Layer):
             raise InvariantError(f"blocks {self.range} have no head")
         return self.head(hidden, rows)
 
+    def shard(self, share: Share) -> None:
+        raise InvariantError(f"blocks {self.range} are cut already: the whole model is divided")
+
     def plan_weights(
         self, checkpoint: Checkpoint, backend: Backend, dtype: str, quantization: str | None = None
     ) -> PlannedWeights:
