@@ -9,8 +9,9 @@ namespace octavo {
 // write what this rank brings, one thread exchanges it, any threads read what all ranks brought.
 class Collective {
  public:
-  // Bytes that a rank brings to one exchange, at most. A step of a few rows needs far less.
-  static constexpr int64_t kCapacity = 4 << 20;
+  // Bytes that a rank brings to one exchange, at most: so few that what is added up is still in some
+  // cache.
+  static constexpr int64_t kCapacity = 1 << 20;
 
   Collective(int rank, int ranks) : rank_(rank), ranks_(ranks) {}
   virtual ~Collective() = default;

@@ -5,11 +5,38 @@
 #include <numeric>
 #include <stdexcept>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace octavo {
 namespace {
 
 // So long that one row of a decode step's hidden states is one piece, and a row of logits is many.
 constexpr int64_t kPieceColumns = 8192;
+
+// What is sent lies in other cores' caches, which read it last, so that each line must be taken from
+// them before it is written. Past the caches it is not. Two cores of an EPYC, 256 KiB: 12 us to send
+// and 21 to add up (both parts out of memory), not 31 and 14; with less than 32 KiB both take equally long.
+constexpr int64_t kStreamedBytes = 32 << 10;
+
+// to: on a cache line.
+void stream(float* to, const float* from, int64_t count) {
+#if defined(__x86_64__)
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) _mm_stream_ps(to + i, _mm_loadu_ps(from + i));
+  for (; i < count; ++i) to[i] = from[i];
+#else
+  std::memcpy(to, from, count * sizeof(float));
+#endif
+}
+
+// Orders what was streamed before what this thread writes next.
+void finish_streams() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
 
 }  // namespace
 
@@ -61,29 +88,39 @@ Rows Exchange::incoming(int rank) const {
   return {reinterpret_cast<float*>(const_cast<uint8_t*>(group_->incoming(rank))), stride_};
 }
 
-void Exchange::send(Rows x, int64_t first, int64_t p0, int64_t p1) const {
+void Exchange::send(Rows x, int64_t first, int64_t p0, int64_t p1, int64_t all) const {
   const Rows target{reinterpret_cast<float*>(group_->outgoing()), stride_};
   const int64_t pieces = sent_pieces();
+  const bool streams = all / pieces * own_columns() * int64_t{sizeof(float)} >= kStreamedBytes;
   for (int64_t p = p0; p < p1; ++p) {
     const Piece& piece = sent_[p % pieces];
     const int64_t t = p / pieces;
-    std::memcpy(target.row(t) + piece.from, x.row(first + t) + piece.from,
-                piece.size * sizeof(float));
+    float* const to = target.row(t) + piece.from;
+    const float* const from = x.row(first + t) + piece.from;
+    if (streams)
+      stream(to, from, piece.size);
+    else
+      std::memcpy(to, from, piece.size * sizeof(float));
   }
+  if (streams) finish_streams();
 }
 
 void Exchange::exchange(int64_t rows) const {
   group_->exchange(rows * stride_ * int64_t{sizeof(float)});
 }
 
-void Exchange::receive(const Kernels& kernels, Rows y, Rows residual, int64_t first, int64_t p0,
-                       int64_t p1) const {
+void Exchange::receive(const Kernels& kernels, Rows x, Rows y, Rows residual, int64_t first,
+                       int64_t p0, int64_t p1) const {
   const int64_t pieces = received_pieces();
   for (int64_t p = p0; p < p1; ++p) {
     const Piece& piece = received_[p % pieces];
     const int64_t t = p / pieces;
     const Rows out{y.row(first + t) + piece.to, 0};
-    const auto part = [&](int rank) { return Rows{incoming(rank).row(t) + piece.from, 0}; };
+    // This rank's own is in its caches, where it came from.
+    const auto part = [&](int rank) {
+      return Rows{(rank == group_->rank() ? x.row(first + t) : incoming(rank).row(t)) + piece.from,
+                  0};
+    };
     if (!is_sum_ || group_->ranks() == 1) {
       std::memcpy(out.data, part(piece.rank).data, piece.size * sizeof(float));
     } else {

@@ -22,6 +22,8 @@ class Exchange {
   int64_t own_columns() const { return columns_[group_->rank()]; }
   int64_t result_columns() const;
   bool is_sum() const { return is_sum_; }
+  // Whether the result may lie where x was: if x is read no later than the first writing.
+  bool may_overwrite() const { return is_sum_ && group_->ranks() <= 2; }
 
   int64_t rounds(int64_t rows) const;
   // The first row of a round, of so many rows.
@@ -31,11 +33,11 @@ class Exchange {
   // Roughly what one takes, half of it coming from other cores' caches.
   double piece_ns(bool is_received) const;
 
-  // Pieces [p0, p1) of the rows from `first` on.
-  void send(Rows x, int64_t first, int64_t p0, int64_t p1) const;
+  // Pieces [p0, p1), of `all` in the round, whose rows are those from `first` on.
+  void send(Rows x, int64_t first, int64_t p0, int64_t p1, int64_t all) const;
   void exchange(int64_t rows) const;
-  // residual: added to a sum, unless its data is null. y may lie where x was.
-  void receive(const Kernels& kernels, Rows y, Rows residual, int64_t first, int64_t p0,
+  // x: what was sent. residual: added to a sum, unless its data is null.
+  void receive(const Kernels& kernels, Rows x, Rows y, Rows residual, int64_t first, int64_t p0,
                int64_t p1) const;
 
  private:

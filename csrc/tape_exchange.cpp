@@ -9,8 +9,7 @@ Ref Tape::exchange(const char* name, Ref x, std::shared_ptr<const Exchange> exch
   Op& op = append(name, symbol, {x.buffer}, y.buffer);
   op.kind = Op::Kind::exchange;
   op.x = x;
-  // A row of the sum is made when this rank's has been sent, which is where all of them are read.
-  op.may_overwrite = exchange->is_sum() && x.column == 0;
+  op.may_overwrite = exchange->may_overwrite() && x.column == 0;
   op.exchange = std::move(exchange);
   return y;
 }

@@ -283,15 +283,16 @@ class Tape::Replay final : public Program {
     const int64_t first = op.exchange->begin(half / 2, region.count);
     const int64_t p0 = region.pieces * chunk / region.chunks;
     const int64_t p1 = region.pieces * (chunk + 1) / region.chunks;
+    const Rows x = tape_.buffers_[op.x.buffer].rows(op.x.column);
     if (half % 2 == 0) {
-      op.exchange->send(tape_.buffers_[op.x.buffer].rows(op.x.column), first, p0, p1);
+      op.exchange->send(x, first, p0, p1, region.pieces);
       return;
     }
     Rows residual{nullptr, 0};
     if (op.residual.buffer >= 0)
       residual = tape_.buffers_[op.residual.buffer].rows(op.residual.column);
-    op.exchange->receive(*tape_.kernels_, tape_.buffers_[op.write].rows(0), residual, first, p0,
-                         p1);
+    const Rows y = tape_.buffers_[op.write].rows(0);
+    op.exchange->receive(*tape_.kernels_, x, y, residual, first, p0, p1);
   }
 
   // A group's matrix, of the first group.
