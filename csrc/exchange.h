@@ -33,8 +33,8 @@ class Exchange {
   // Roughly what one takes, half of it coming from other cores' caches.
   double piece_ns(bool is_received) const;
 
-  // Pieces [p0, p1), of `all` in the round, whose rows are those from `first` on.
-  void send(Rows x, int64_t first, int64_t p0, int64_t p1, int64_t all) const;
+  // Pieces [p0, p1) of the rows from `first` on.
+  void send(Rows x, int64_t first, int64_t p0, int64_t p1) const;
   void exchange(int64_t rows) const;
   // x: what was sent. residual: added to a sum, unless its data is null.
   void receive(const Kernels& kernels, Rows x, Rows y, Rows residual, int64_t first, int64_t p0,

@@ -285,7 +285,7 @@ class Tape::Replay final : public Program {
     const int64_t p1 = region.pieces * (chunk + 1) / region.chunks;
     const Rows x = tape_.buffers_[op.x.buffer].rows(op.x.column);
     if (half % 2 == 0) {
-      op.exchange->send(x, first, p0, p1, region.pieces);
+      op.exchange->send(x, first, p0, p1);
       return;
     }
     Rows residual{nullptr, 0};
