@@ -259,7 +259,7 @@ class Tape::Replay final : public Program {
     region.chunks = static_cast<int64_t>(region.starts.size()) - 1;
   }
 
-  // Of an exchange: rounds, of two halves each. Before the second one the ranks wait for each other;
+  // Of an exchange: rounds, of two halves each. Before the second the ranks wait for each other;
   // the pool's other threads sleep meanwhile if it takes long.
   int64_t prepare_half(Region& region, const Op& op, int32_t half) {
     const Exchange& exchange = *op.exchange;
