@@ -30,7 +30,7 @@ using std::chrono::steady_clock;
 // As in pool.cpp: longer than the others are usually late.
 constexpr auto kSpin = microseconds(30);
 // From when on whoever else wants this CPU gets it: a rank that is waited for may be among them
-// (4 ranks on 2 CPUs, one row: 12 us, not 44).
+// (4 ranks on 2 CPUs, one row: about 12 us, not 44).
 constexpr auto kAlone = microseconds(4);
 // A sleeper looks by itself so often, should whoever was to wake it have died.
 constexpr auto kNap = milliseconds(50);
