@@ -103,7 +103,9 @@ class RayApplication:
         return self.replica_config({}).server.shutdown_timeout + _END_SECONDS
 
     def to_yaml(self, *, name: str, host: str, port: int) -> str:
-        """The file."""
+        """The file. Raises ConfigError."""
+        if port == 0:
+            raise ConfigError("--port 0: Ray's proxies need one that is the same on all nodes")
         content = {
             "proxy_location": "EveryNode",
             "http_options": {"host": host, "port": port},

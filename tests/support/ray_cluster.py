@@ -1,0 +1,42 @@
+"""A Ray cluster of this machine alone, for as long as a test needs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+
+ENVIRON = {
+    "RAY_AUTH_MODE": "disabled",  # else a token is written into the home folder
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SCHEDULER_EVENTS": "0",
+}
+
+
+def require_ray() -> None:
+    """Skips the module that calls it where Ray isn't installed."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'octavo[ray]'")
+
+
+@contextmanager
+def local_cluster(num_cpus: int) -> Iterator[None]:
+    """With so many CPUs, whatever the machine has."""
+    import ray
+
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # of sockets, whose paths must be short
+    try:
+        with mock.patch.dict(os.environ, ENVIRON):
+            ray.init(
+                num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, _temp_dir=folder
+            )
+            try:
+                yield
+            finally:
+                ray.shutdown()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
