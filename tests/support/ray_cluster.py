@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -20,7 +21,9 @@ ENVIRON = {
 
 def require_ray() -> None:
     """Skips the module that calls it where Ray isn't installed."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'octavo[ray]'")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own modules, as they are imported
+        pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'octavo[ray]'")
 
 
 @contextmanager
