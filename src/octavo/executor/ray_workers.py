@@ -201,8 +201,7 @@ class RayLauncher:
             self._group = None
 
 
-@ray.remote
-class _WorkerActor:
+class _WorkerProcess:
     """A process that Ray starts for a worker."""
 
     def started(self) -> None:
@@ -210,6 +209,9 @@ class _WorkerActor:
 
     def work(self, ticket: Ticket) -> None:
         join_and_work(ticket)
+
+
+_WorkerActor: Any = ray.remote(_WorkerProcess)
 
 
 def _kill(actor: Any) -> None:

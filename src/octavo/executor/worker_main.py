@@ -6,8 +6,9 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,7 @@ from octavo.executor.messages import Ending, Loaded, Offer, Progress, Run, Setup
 from octavo.logs import log_to_stderr
 from octavo.parallel.channel import Channel
 from octavo.parallel.lifeline import Lifeline
+from octavo.parallel.links import StageFailedError
 from octavo.parallel.topology import assign_cpus
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from octavo.runner.stage_runner import StageRunner
 
 logger = logging.getLogger("octavo")
+
+
+_LINGER_SECONDS = 5.0
 
 
 class Begin(NamedTuple):
@@ -111,7 +116,8 @@ def _compute(channel: Channel, runner: StageRunner) -> None:
     _be_ready(channel)
     while True:
         message: Run = channel.receive()
-        runner.execute(message.step, message.outcomes)
+        with _others_first():
+            runner.execute(message.step, message.outcomes)
 
 
 def _sample(channel: Channel, runner: ModelRunner, sizes: Sizes, *, reports: bool) -> None:
@@ -119,9 +125,20 @@ def _sample(channel: Channel, runner: ModelRunner, sizes: Sizes, *, reports: boo
     _be_ready(channel, runner.seconds_by_rows(rows) if rows else ())
     while True:
         message: Run = channel.receive()
-        output = runner.execute(message.step)
+        with _others_first():
+            output = runner.execute(message.step)
         if reports:
             channel.send(output)
+
+
+@contextmanager
+def _others_first() -> Iterator[None]:
+    """A worker that stops because another stage failed lets the executor hear of that one first."""
+    try:
+        yield
+    except (EOFError, StageFailedError):
+        time.sleep(_LINGER_SECONDS)
+        raise
 
 
 def _be_ready(channel: Channel, seconds_by_rows: Sequence[tuple[int, float]] = ()) -> None:

@@ -91,9 +91,6 @@ class PipelineStage(Layer):
         """Those of `taps` (blocks of the whole model) that are the stage's."""
         return tuple(tap for tap in taps if tap in self.range)
 
-    def shard(self, share: Share) -> None:
-        raise InvariantError("ranks divide a model before it is cut into stages")
-
     def forward(self, ctx: BatchContext) -> Array:
         return self.forward_with_taps(ctx, ())[0]
 
