@@ -44,7 +44,8 @@ from octavo.decisions import speculation as speculation_decisions
 from octavo.logs import log_to_stderr
 from octavo.text.generation_config import GENERATION_KEYS, default_sampling, eos_token_ids
 from octavo.text.served_model import ServedModel
-from octavo.weights import Checkpoint, TextAssets, open_checkpoint
+from octavo.weights import Checkpoint, TextAssets
+from octavo.weights import open_model as open_model  # what others open models with
 
 if TYPE_CHECKING:
     from octavo.engine.child import EngineChild
@@ -92,16 +93,6 @@ class EngineFacts:
 
 
 # --- the engine's side ------------------------------------------------------------------------
-
-
-def open_model(config: ModelConfig) -> Checkpoint:
-    """The model's files; fetched if need be. Raises ConfigError."""
-    return open_checkpoint(
-        config.model,
-        revision=config.revision,
-        download_dir=config.download_dir,
-        token=config.hf_token,
-    )
 
 
 def unloaded_model(checkpoint: Checkpoint) -> CausalLM:

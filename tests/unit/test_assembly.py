@@ -13,6 +13,7 @@ from octavo import assembly
 from octavo.config import Config, ModelConfig
 from octavo.core.errors import ConfigError
 from octavo.core.sampling_params import SamplingParams
+from octavo.executor import worker
 from octavo.layers.rope import RopeTable
 from octavo.models import stored_piece
 from octavo.ops import OPS
@@ -153,7 +154,7 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(
 def test_one_of_several_engines_has_its_share_of_the_memory(tmp_path: Path) -> None:
     folder = make_checkpoint("llama", tmp_path)
     config = Config.from_flat({"model": str(folder), "backend": "torch", "data_parallel_size": 3})
-    share = ReplicaShare(3, 1, 100_000)
+    share = ReplicaShare(0, 3, 1, 100_000)
     with pytest.raises(ConfigError, match=r"only 0\.00 GiB .* each of the 3 engines; .*-parallel-"):
         assembly.build_engine(config, 320, share=share)
     with pytest.raises(ConfigError, match=r"512 tokens needs 256\.0 KiB of KV.*of 0\.\d MiB free"):
@@ -205,6 +206,7 @@ def test_a_draft_model_has_its_own_revision_and_the_targets_length(
         return compute(table, num_positions)
 
     monkeypatch.setattr(assembly, "open_model", opening)
+    monkeypatch.setattr(worker, "open_model", opening)
     monkeypatch.setattr(RopeTable, "compute", recorded)
     knobs: dict[str, Any] = {
         "model": str(target),

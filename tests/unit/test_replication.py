@@ -19,7 +19,7 @@ def facts(max_model_len: int, num_blocks: int) -> EngineFacts:
 @pytest.mark.parametrize("caches", [True, False])
 def test_engines_as_one(caches: bool) -> None:
     config = Config.from_flat({"enable_prefix_caching": caches, "data_parallel_size": 2})
-    share = ReplicaShare(2, 4, 3 * 2**30)
+    share = ReplicaShare(0, 2, 4, 3 * 2**30)
     combined = _combined(config, share, [facts(512, 10), facts(480, 9)])
     assert combined.facts.max_model_len == 480, "what both can do"
     assert combined.facts.num_blocks == 19

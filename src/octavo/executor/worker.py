@@ -7,8 +7,7 @@ process of its own (worker_main.py), and all ranks of a pipeline's stage run eve
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from octavo import machine
@@ -28,7 +27,7 @@ from octavo.ops.backend import Backend, backend_name, load_backend
 from octavo.runner.model_runner import ModelRunner
 from octavo.runner.stage_runner import StageRunner
 from octavo.sampling.sampler import Sampler
-from octavo.weights import Checkpoint, open_checkpoint
+from octavo.weights import Checkpoint, open_model
 
 if TYPE_CHECKING:
     from octavo.ops.collectives import Group
@@ -42,17 +41,6 @@ class Neighbours:
 
     group: Group | None = None
     pipeline: Pipeline | None = None
-
-
-def open_model(config: Config, name: str) -> Checkpoint:
-    """The target, or a model that guesses for it. Raises ConfigError."""
-    model = config.model
-    return open_checkpoint(
-        name,
-        revision=model.revision if name == model.model else None,  # that of the target
-        download_dir=model.download_dir,
-        token=model.hf_token,
-    )
 
 
 def worker_backend(config: Config, model: EngineModel) -> Backend:
@@ -206,7 +194,9 @@ class Worker:
             dtype=dtype,
             quantization=config.model.quantization,
             vocab_size=self._vocab_size,
-            open_model=partial(open_model, config),
+            open_model=lambda name: open_model(
+                replace(config.model, model=name, revision=None)  # that of the target's
+            ),
         )
         return Proposers(build_proposers(methods, target))
 

@@ -20,6 +20,7 @@ from octavo.parallel.channel import Channel
 from octavo.parallel.lifeline import Lifeline
 from octavo.parallel.links import StageFailedError
 from octavo.parallel.topology import assign_cpus
+from octavo.weights import open_model
 
 if TYPE_CHECKING:
     from octavo.runner.model_runner import ModelRunner
@@ -78,10 +79,10 @@ def _work(channel: Channel, host: str | None) -> None:
     config = _pinned(Config.from_flat(setup.settings), setup)
     log_to_stderr(config.server.log_level)
     from octavo.executor.neighbours import meet  # what computes: only now, on its CPUs
-    from octavo.executor.worker import Worker, open_model, worker_backend
+    from octavo.executor.worker import Worker, worker_backend
     from octavo.models.registry import engine_model
 
-    checkpoint = setup.checkpoint or open_model(config, config.model.model)
+    checkpoint = setup.checkpoint or open_model(config.model)
     model = engine_model(checkpoint.config)
     backend = worker_backend(config, model)
 

@@ -7,6 +7,6 @@ package loads neither numpy nor any file format.
 from __future__ import annotations
 
 from octavo.weights.checkpoint import Checkpoint, TensorSpec, TextAssets
-from octavo.weights.source import open_checkpoint
+from octavo.weights.source import open_checkpoint, open_model
 
-__all__ = ["Checkpoint", "TensorSpec", "TextAssets", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorSpec", "TextAssets", "open_checkpoint", "open_model"]

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from octavo.config import ModelConfig
 from octavo.core.errors import ConfigError
 from octavo.weights.checkpoint import Checkpoint
 from octavo.weights.language_model import LanguageModel, has_other_parts
@@ -21,6 +22,16 @@ _FORMS = (
 )
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_GGUF = re.compile(r"([\w.-]+/[\w.-]+)/(.+\.gguf)")
+
+
+def open_model(config: ModelConfig) -> Checkpoint:
+    """The configured model's files; fetched if need be. Raises ConfigError."""
+    return open_checkpoint(
+        config.model,
+        revision=config.revision,
+        download_dir=config.download_dir,
+        token=config.hf_token,
+    )
 
 
 def open_checkpoint(

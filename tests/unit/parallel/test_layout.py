@@ -119,12 +119,12 @@ def test_states_of_recurrent_layers_are_divided() -> None:
             NO_BLOCKS,
             "8 attention heads with 2 key",
         ),
-        (model(mlp=MLPSpec(24)), Layout(4), NO_BLOCKS, "24 inner columns are 3 groups of 8"),
+        (model(mlp=MLPSpec(24)), Layout(4), NO_BLOCKS, "24 inner columns, in groups of 8"),
         (
             model(mlp=MLPSpec(256)),
             Layout(4),
             Blocks(inner=128),
-            "256 inner columns are 2 groups",
+            "256 inner columns, in groups of 128",
         ),
         (
             model(),
