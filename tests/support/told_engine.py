@@ -81,6 +81,9 @@ class ToldEngine(SingleEngine):
         self.totals = self.totals._replace(**stats)  # type: ignore[arg-type]
         self._take(Report(answers or [], deltas or [], self.totals))
 
+    def restarting(self, is_restarting: bool) -> None:
+        self._take(Report([], [], self.totals, is_restarting=is_restarting))
+
     def die(self) -> None:
         """As a process that is killed."""
         self._die("killed")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections import deque
+from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -27,8 +28,10 @@ class BackgroundEngine(OfflineEngine):
         """Waits until it has started. Raises ConfigError, EngineDeadError."""
         self._client = client
         self._heard: SimpleQueue[Heard | tuple[str, EngineDeadError]] = SimpleQueue()
-        self._held: list[Heard] = []  # heard while waiting for something else
+        self._held: deque[Heard] = deque()  # heard while waiting for something else
         self._num_sequences: dict[str, int] = {}
+        self._num_begun: dict[str, int] = {}  # how often each has begun again
+        self._num_told: dict[str, int] = {}  # and how often the caller was told so
         self._unfinished: dict[str, set[int]] = {}
         self._event_loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -48,6 +51,7 @@ class BackgroundEngine(OfflineEngine):
     def add(self, requests: Sequence[Request], *, may_begin_again: bool) -> None:
         for request in requests:
             self._num_sequences[request.request_id] = request.sampling.n
+            self._num_begun[request.request_id] = self._num_told[request.request_id] = 0
             self._unfinished[request.request_id] = set(range(request.sampling.n))
         results = self._wait_for(self._submit_all(requests, may_begin_again))
         refused = [
@@ -61,29 +65,36 @@ class BackgroundEngine(OfflineEngine):
             raise refused[0][1]
 
     def step(self) -> Sequence[Heard]:
-        held, self._held = self._held, []
-        if not held:
-            held = self._next()
-        while not self._heard.empty():
-            held += self._next()
-        return held
+        # One at a time: hearing it, the caller may call `end`, which takes what comes after it.
+        items = [self._held.popleft()] if self._held else self._next()
+        again = items[0]
+        if isinstance(again, BegunAgain) and again.request_id in self._num_told:
+            self._num_told[again.request_id] += 1
+        return items
 
     def end(self, request_id: str, index: int | None, reason: FinishReason) -> Sequence[Heard]:
-        if request_id not in self._unfinished:
-            return []
-        self._event_loop.call_soon_threadsafe(self._client.end, request_id, index, reason)
-        wanted = set(self._unfinished[request_id]) if index is None else {index}
-        taken: list[Heard] = [item for item in self._held if item.request_id == request_id]
-        self._held = [item for item in self._held if item.request_id != request_id]
-        while wanted & self._unfinished.get(request_id, set()):
-            for item in self._next():
-                if item.request_id == request_id:
-                    taken.append(item)
-                    if isinstance(item, BegunAgain):
-                        return taken  # its sequences are new ones
-                else:
-                    self._held.append(item)
-        return taken
+        of_request = [item for item in self._held if item.request_id == request_id]
+        if index is not None and any(isinstance(item, BegunAgain) for item in of_request):
+            return []  # what the caller has heard of is gone
+        if request_id in self._unfinished:
+            self._event_loop.call_soon_threadsafe(
+                self._end, request_id, index, reason, self._num_told[request_id]
+            )
+        taken: list[Heard] = []
+        news: Iterable[Heard] = self._held
+        self._held = deque()
+        while True:
+            for item in news:
+                is_wanted = item.request_id == request_id and (
+                    index is None or (isinstance(item, TokenDelta) and item.index == index)
+                )
+                (taken if is_wanted else self._held).append(item)
+            unfinished = self._unfinished.get(request_id, set())
+            if not unfinished or (index is not None and index not in unfinished):
+                return taken
+            if index is not None and BegunAgain(request_id) in self._held:
+                return taken
+            news = self._next()
 
     def stats(self) -> EngineStats:
         async def between_reports() -> EngineStats:
@@ -121,10 +132,20 @@ class BackgroundEngine(OfflineEngine):
 
     async def _submit(self, request: Request, may_begin_again: bool) -> None:
         stream = await self._client.submit(request)
-        again = partial(self._heard.put, BegunAgain(request.request_id))
-        stream.listen(
-            partial(self._hear, request.request_id), forget=again if may_begin_again else None
-        )
+        again = partial(self._begun_again, request.request_id) if may_begin_again else None
+        stream.listen(partial(self._hear, request.request_id), forget=again)
+
+    def _begun_again(self, request_id: str) -> None:
+        """Called on the event loop's thread."""
+        self._num_begun[request_id] += 1
+        self._heard.put(BegunAgain(request_id))
+
+    def _end(self, request_id: str, index: int | None, reason: FinishReason, num_told: int) -> None:
+        """Called on the event loop's thread. num_told: how often the caller has heard that the
+        request has begun again; one of its sequences is meant that it has heard of.
+        """
+        if index is None or self._num_begun.get(request_id) == num_told:
+            self._client.end(request_id, index, reason)
 
     def _hear(self, request_id: str, item: TokenDelta | EngineDeadError) -> None:
         """Called on the event loop's thread."""
@@ -152,3 +173,4 @@ class BackgroundEngine(OfflineEngine):
 
     def _forget(self, request_id: str) -> None:
         del self._unfinished[request_id], self._num_sequences[request_id]
+        del self._num_begun[request_id], self._num_told[request_id]

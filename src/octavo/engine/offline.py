@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from octavo.core.errors import EngineDeadError
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import EngineStats, TokenDelta
 from octavo.engine.loop import EngineLoop
@@ -32,8 +33,8 @@ class OfflineEngine(Protocol):
         """What comes next; there must be a request that has not ended. Raises EngineDeadError."""
 
     def end(self, request_id: str, index: int | None, reason: FinishReason) -> Sequence[Heard]:
-        """End one sequence of a request, or all. What comes of the request until then; nothing if
-        it is unknown or has ended.
+        """End one sequence of a request, or all. What comes of these until then; nothing if they
+        are unknown or have ended, or have begun again without the caller's having heard of it.
         """
 
     def stats(self) -> EngineStats: ...
@@ -55,7 +56,12 @@ class LoopEngine(OfflineEngine):
             self._loop.add(request)
 
     def step(self) -> Sequence[Heard]:
-        return self._loop.step()
+        try:
+            return self._loop.step()
+        except EngineDeadError as death:
+            ended = self._loop.start_over_after(death)
+            self._loop.restart()
+            return ended
 
     def end(self, request_id: str, index: int | None, reason: FinishReason) -> Sequence[Heard]:
         return self._loop.end(request_id, index, reason)

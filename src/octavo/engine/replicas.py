@@ -49,7 +49,8 @@ class Combined(NamedTuple):
 
 
 class Replicas(EngineClient):
-    """`engines` as one. `error` is set while none lives, and it is closed when none will again.
+    """`engines` as one. It is dead when none lives and none will again; until then, while none can
+    compute, it `is_restarting`.
 
     combine: called with their facts when all have started. again: makes an engine that takes the
     place of a dead one, given its number; None: it is not replaced.
@@ -93,8 +94,6 @@ class Replicas(EngineClient):
 
     async def submit(self, request: Request) -> RequestStream:
         self._bury_dead()
-        if self.error is not None and not self._closed.is_set():
-            raise RequestError(f"{self.error}; try again later", status=503)
         self._require_running()
         if request.request_id in self._ongoing:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
@@ -167,8 +166,9 @@ class Replicas(EngineClient):
             self._end_without_engine(ongoing)
             return
         self._bury_dead()
-        living = {replica.number for replica in self._living()}
-        if not living - refused_by:
+        living = self._living()
+        willing = [replica for replica in living if replica.number not in refused_by]
+        if not willing:
             if refusal is not None and not ongoing.answer.done():
                 self._fail(ongoing, refusal)
             elif living or self._may_come_back():
@@ -176,7 +176,9 @@ class Replicas(EngineClient):
             else:
                 self._fail(ongoing, EngineDeadError(self.error or "all engines have died"))
             return
-        route = self._router.place(ongoing.request, living - refused_by)
+        at_once = [replica for replica in willing if not replica.client.is_restarting]
+        engines = [replica.number for replica in at_once or willing]
+        route = self._router.place(ongoing.request, engines)
         client = self._replicas[route.engine].client
         stream, answer = client.begin(ongoing.request)
         ongoing.attempt = attempt = _Attempt(client, route, refused_by)
@@ -281,9 +283,7 @@ class Replicas(EngineClient):
         """A started engine gets requests from now on."""
         replica.is_up = True
         replica.client.on_stats = partial(self._on_stats, replica)
-        self.error = None
-        self.stats = self._summed.reported(replica.number, EngineStats())
-        self.on_stats(self.stats)
+        self._tell(self._summed.reported(replica.number, EngineStats()))
         self._house(len(self._homeless))
 
     def _on_stats(self, replica: _Replica, stats: EngineStats) -> None:
@@ -291,9 +291,16 @@ class Replicas(EngineClient):
             return  # its death is told elsewhere
         if stats.total_generated_tokens:
             replica.num_failures = 0
-        self.stats = self._summed.reported(replica.number, stats)
-        self.on_stats(self.stats)
+        self._tell(self._summed.reported(replica.number, stats))
         self._house(1)  # it may have made room
+
+    def _tell(self, stats: EngineStats) -> None:
+        """Pass on how the engines are together."""
+        self.stats = stats
+        self.is_restarting = not self._closed.is_set() and all(
+            replica.client.is_restarting for replica in self._living()
+        )
+        self.on_stats(stats)
 
     def _bury_dead(self) -> None:
         """Take note of engines that have died."""
@@ -303,20 +310,18 @@ class Replicas(EngineClient):
                 continue
             replica.is_up = False
             self._router.forget(replica.number)
-            self.stats = self._summed.died(replica.number)
+            stats = self._summed.died(replica.number)
             logger.error("engine %d of %d: %s", replica.number, len(self._replicas), error)
-            if not self._living():
-                if self._may_come_back():
-                    self.error = f"all engines have died and are being started again ({error})"
-                else:
-                    self._close(f"all engines have died; the last one: {error}")
-            self.on_stats(self.stats)
+            if not self._living() and not self._may_come_back():
+                self._close(f"all engines have died; the last one: {error}")
+            self._tell(stats)
 
     def _close(self, error: str) -> None:
         """No engine will live again."""
         if self._closed.is_set():
             return
         self.error = error
+        self.is_restarting = False
         for ongoing in list(self._homeless):
             self._homeless.remove(ongoing)
             self._fail(ongoing, EngineDeadError(error))
@@ -352,6 +357,7 @@ class Replicas(EngineClient):
                 await client.shutdown()
                 continue
             replica.num_failures += 1  # unless it comes to a token
+            self._summed.restarted()
             self._take_part(replica)
             return True
         return False

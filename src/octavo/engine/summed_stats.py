@@ -36,6 +36,10 @@ class SummedStats:
         self._past = _plus(self._past, gone)
         return self._sum()
 
+    def restarted(self) -> None:
+        """Another engine takes the place of one that has died."""
+        self._past = self._past._replace(total_restarts=self._past.total_restarts + 1)
+
     def _sum(self) -> EngineStats:
         total = reduce(_plus, self._living.values(), self._past)
         capacity = sum(self._num_blocks[engine] for engine in self._living)

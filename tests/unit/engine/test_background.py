@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -98,6 +99,33 @@ def test_ending_one_keeps_what_is_heard_of_others(engine: BackgroundEngine) -> N
     assert tokens(heard[second.request_id]) == continuation(second)
 
 
+def test_what_is_heard_while_one_ends_stays_in_order(engine: BackgroundEngine) -> None:
+    """Ends a sequence at its third token, in the middle of what others say."""
+    wanted = requests(3, max_tokens=30, n=3)
+    engine.add(wanted, may_begin_again=False)
+    heard: dict[str, list[Heard]] = {request.request_id: [] for request in wanted}
+    num_ended = 0
+
+    def hear(item: Heard) -> int:
+        of_request = heard[item.request_id]
+        of_request.append(item)
+        assert isinstance(item, TokenDelta)
+        ended = int(item.finish_reason is not None)
+        if item.index < 2 and len(tokens(of_request, item.index)) == 3 and item.token_ids:
+            more = engine.end(item.request_id, item.index, FinishReason.STOP)
+            ended += sum(map(hear, more))
+        return ended
+
+    while num_ended < 9:
+        num_ended += sum(map(hear, engine.step()))
+    for request in wanted:
+        of_request = heard[request.request_id]
+        assert tokens(of_request, 2) == continuation(request, 2)
+        for index in range(2):
+            found = tokens(of_request, index)
+            assert found == continuation(request, index)[: len(found)]
+
+
 @pytest.mark.parametrize("may_begin_again", [True, False])
 def test_a_death(may_begin_again: bool) -> None:
     engine = pair(die_at=9)
@@ -120,3 +148,32 @@ def test_a_death(may_begin_again: bool) -> None:
             assert tokens(heard[request.request_id]) == continuation(request)
     finally:
         engine.close()
+
+
+def test_what_the_caller_has_not_heard_of_is_not_ended() -> None:
+    """It hears tokens of a run that is lost already, and wants to end that run's sequence."""
+    engine = pair(die_at=9)
+    try:
+        wanted = requests(6, max_tokens=12)
+        engine.add(wanted, may_begin_again=True)
+        while engine.stats().num_engines == 2:
+            time.sleep(0.001)
+        heard: dict[str, list[Heard]] = {request.request_id: [] for request in wanted}
+        num_again = 0
+        while not all(_is_over(of_one) for of_one in heard.values()):
+            for item in engine.step():
+                of_request = heard[item.request_id]
+                of_request.append(item)
+                num_again += isinstance(item, BegunAgain)
+                if num_again == 0 and len(tokens(of_request)) == 2:
+                    of_request += engine.end(item.request_id, 0, FinishReason.STOP)
+        assert num_again > 0
+        for request in wanted:
+            if any(isinstance(item, BegunAgain) for item in heard[request.request_id]):
+                assert tokens(heard[request.request_id]) == continuation(request)
+    finally:
+        engine.close()
+
+
+def _is_over(heard: list[Heard]) -> bool:
+    return isinstance(heard[-1], TokenDelta) and bool(heard[-1].finish_reason) if heard else False

@@ -416,21 +416,36 @@ def test_requests_wait_for_an_engine_that_comes_back() -> None:
         group[group.where("begun")].token("begun")
         for engine in list(group.engines):
             engine.die()
-        assert group.client.error is not None
-        assert "started again" in group.client.error
-        with pytest.raises(RequestError, match="later") as refusal:
-            await group.client.submit(request("new"))
-        assert refusal.value.status == 503
+        assert group.client.is_restarting
+        assert group.client.error is None
+        submission = asyncio.create_task(group.client.submit(request("new")))
         assert waiting == []
         assert isinstance(begun[-1], EngineDeadError)
         await settle()
-        assert group.client.error is None
+        assert not group.client.is_restarting
+        assert group.client.stats.total_restarts == 2
+        group[group.where("new")].accept("new")
+        await submission
         engine = group[group.where("waits")]
         engine.accept("waits")
         engine.token("waits", final=True)
         assert finals(waiting) == [FinishReason.LENGTH]
 
     run(Group(spare=[ToldEngine(), ToldEngine()]), body)
+
+
+def test_engines_that_restart_by_themselves_are_passed_over() -> None:
+    async def body(group: Group) -> None:
+        group[0].restarting(True)
+        assert not group.client.is_restarting
+        assert {(await group.accepted(request(name)))[0] for name in "abc"} == {1}
+        group[1].restarting(True)
+        assert group.client.is_restarting
+        assert {(await group.accepted(request(name)))[0] for name in "de"} == {0}
+        group[0].restarting(False)
+        assert not group.client.is_restarting
+
+    run(Group(), body)
 
 
 @pytest.mark.usefixtures("_no_delays")

@@ -24,6 +24,7 @@ def test_engines_share_cpus_and_memory() -> None:
     assert [(s.num_engines, s.threads, s.memory_bytes, s.gpus) for s in shares] == [
         (3, 2, 10 * 2**30, ())
     ] * 3
+    assert [share.replica for share in shares] == [0, 1, 2]
     assert shares[0].describe() == "each computes with 2 threads and has 10.0 GiB of memory"
     [one, _] = replica_shares(parallel(2, tensor=4), BackendConfig(), on_gpu=False)
     assert one.threads == 1
