@@ -103,7 +103,7 @@ def test_the_whole_api_is_there(deployment: Deployment) -> None:
         lines = [line for line in stream.iter_lines() if line]
     assert stream.headers["content-type"].startswith("text/event-stream")
     assert lines[-1] == "data: [DONE]"
-    assert len(lines) == 5
+    assert len(lines) > 2
     assert len(deployment.metric("num_requests_running")) == 2
 
 

@@ -13,8 +13,8 @@ import os
 import re
 import signal
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -206,30 +206,37 @@ def run(file: ServeFile, *, address: str | None, on_ready: Callable[[str], None]
 
     on_ready: called with the URL when all is up. Belongs to the main thread.
     """
-    ended = threading.Event()
+    own = address is None and not os.environ.get("RAY_ADDRESS")
+    if own:
+        ray.init(address="local", include_dashboard=False)
+    else:
+        ray.init(address=address)
+    try:
+        serve.start(proxy_location=file.proxy_location, http_options=dict(file.http_options))
+        app = application(asdict(file.application))
+        try:
+            serve.run(app, name=file.name, route_prefix=file.route_prefix)
+        except RuntimeError:
+            raise ConfigError(f"Ray could not start it: {_reason()}") from None
+        with _until_signal():  # after Ray's own handlers
+            host = file.http_options.get("host", "127.0.0.1")
+            on_ready(f"http://{host}:{file.http_options.get('port', 8000)}")
+    finally:
+        serve.shutdown() if own else serve.delete(file.name)
+        ray.shutdown()
+
+
+@contextmanager
+def _until_signal() -> Iterator[None]:
+    """At its end, waits for SIGINT or SIGTERM, if none has come yet."""
+    came = threading.Event()
     before = {
-        number: signal.signal(number, lambda *_: ended.set())
+        number: signal.signal(number, lambda *_: came.set())
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        own = address is None and not os.environ.get("RAY_ADDRESS")
-        if own:
-            ray.init(address="local", include_dashboard=False, log_to_driver=True)
-        else:
-            ray.init(address=address)
-        try:
-            serve.start(proxy_location=file.proxy_location, http_options=dict(file.http_options))
-            app = application(asdict(file.application))
-            try:
-                serve.run(app, name=file.name, route_prefix=file.route_prefix)
-            except RuntimeError:
-                raise ConfigError(f"Ray could not start it: {_reason()}") from None
-            host = file.http_options.get("host", "127.0.0.1")
-            on_ready(f"http://{host}:{file.http_options.get('port', 8000)}")
-            ended.wait()
-        finally:
-            serve.delete(file.name) if not own else serve.shutdown()
-            ray.shutdown()
+        yield
+        came.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
