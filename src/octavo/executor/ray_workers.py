@@ -201,7 +201,7 @@ class RayLauncher:
             self._group = None
 
 
-class _WorkerProcess:
+class _Worker:
     """A process that Ray starts for a worker."""
 
     def started(self) -> None:
@@ -211,7 +211,7 @@ class _WorkerProcess:
         join_and_work(ticket)
 
 
-_WorkerActor: Any = ray.remote(_WorkerProcess)
+_WorkerActor: Any = ray.remote(_Worker)
 
 
 def _kill(actor: Any) -> None:
