@@ -220,7 +220,9 @@ def _crew(
         )
     from octavo.executor.multiproc import MultiprocExecutor
     from octavo.executor.starting import worker_starter
+    from octavo.models.division import check_division
 
+    check_division(checkpoint, config.parallel)  # before any process is started
     start, launcher = worker_starter(config, vocab_size, checkpoint, replica)
     return MultiprocExecutor(start, launcher, config.parallel.pipeline_parallel_size)
 

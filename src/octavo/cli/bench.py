@@ -22,7 +22,7 @@ bench_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_ENGINE = ("model", "cache", "scheduler", "speculation", "backend")
+_ENGINE = ("model", "cache", "scheduler", "speculation", "backend", "parallel")
 
 Temperature = Annotated[
     float, typer.Option(metavar="FLOAT", help="0 always takes the likeliest token.", min=0, max=2)
