@@ -51,7 +51,7 @@ def replicated_client(
         one = replace(config, backend=replace(config.backend, threads=share.threads))
         shown = progress if number == 0 else None
         build = partial(build_engine, one, vocab_size, shown, checkpoint, share=share)
-        builds.append(partial(_build_in_child, config.server.log_level, share.gpus, build))
+        builds.append(partial(_build_in_child, config.server.log_level, share, build))
     engines = []
     for there, child in zip(builds, children, strict=True):
         child.begin(there)
@@ -88,12 +88,16 @@ def _is_for_gpus(config: BackendConfig) -> bool:
 
 
 def _build_in_child(
-    log_level: str, gpus: Sequence[str], build: Callable[[], tuple[EngineLoop, EngineFacts]]
+    log_level: str, share: ReplicaShare, build: Callable[[], tuple[EngineLoop, EngineFacts]]
 ) -> tuple[EngineLoop, EngineFacts]:
-    """In a new process, which has no logging of its own yet and has not looked for GPUs."""
+    """In a new process, which has no logging of its own yet, has not looked for GPUs, and has no
+    threads that compute.
+    """
     log_to_stderr(log_level)
-    if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if share.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
+    if share.cpus and hasattr(os, "sched_setaffinity"):  # Linux
+        os.sched_setaffinity(0, share.cpus)
     return build()
 
 

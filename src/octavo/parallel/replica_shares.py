@@ -7,15 +7,17 @@ from typing import NamedTuple
 from octavo import machine
 from octavo.config import BackendConfig, ParallelConfig
 from octavo.core.errors import ConfigError
+from octavo.parallel.topology import assign_cpus
 
 _GIB = 2**30
 
 
 class ReplicaShare(NamedTuple):
     """replica: which of the engines. num_engines: that share. threads: of each of its processes;
-    None for those of its CPUs. memory_bytes: of the memory that was free before any began; None on
-    GPUs, which an engine has for itself: `gpus`, as CUDA_VISIBLE_DEVICES names them, and on several
-    machines.
+    None for those of its CPUs. cpus: that its one process is pinned to; none for an engine with
+    workers, which pin themselves. memory_bytes: of the memory that was free before any began; None
+    on GPUs, which an engine has for itself: `gpus`, as CUDA_VISIBLE_DEVICES names them, and on
+    several machines.
     """
 
     replica: int
@@ -23,6 +25,7 @@ class ReplicaShare(NamedTuple):
     threads: int | None
     memory_bytes: int | None
     gpus: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()
 
     def describe(self) -> str:
         if self.gpus:
@@ -72,4 +75,10 @@ def replica_shares(
         )
     threads = backend.threads or max(1, cpus // processes)
     memory_bytes = machine.free_memory_bytes() // count
-    return [ReplicaShare(index, count, threads, memory_bytes) for index in range(count)]
+    pinned: list[tuple[int, ...]] = [()] * count
+    if workers == 1:
+        pinned = [one.cpus for one in assign_cpus(count, 1).sets]
+    return [
+        ReplicaShare(index, count, threads, memory_bytes, cpus=own)
+        for index, own in enumerate(pinned)
+    ]

@@ -25,9 +25,11 @@ def test_engines_share_cpus_and_memory() -> None:
         (3, 2, 10 * 2**30, ())
     ] * 3
     assert [share.replica for share in shares] == [0, 1, 2]
+    assert all(share.cpus for share in shares), "each is pinned"
     assert shares[0].describe() == "each computes with 2 threads and has 10.0 GiB of memory"
     [one, _] = replica_shares(parallel(2, tensor=4), BackendConfig(), on_gpu=False)
     assert one.threads == 1
+    assert not one.cpus, "workers pin themselves"
     assert replica_shares(parallel(20), BackendConfig(), on_gpu=False)[0].threads == 1
 
 
