@@ -147,7 +147,8 @@ def build_engine(
     first = plans[0]
     sizing = cache_size(config, plans, model.max_position, share)
     budget, budget_reason = step_budget(config.scheduler, first.device, sizing.max_model_len)
-    counts = _CALIBRATED_ROWS if config.speculation.parsed.is_adaptive else ()
+    guesses = config.speculation.parsed
+    counts = _CALIBRATED_ROWS if guesses.methods and guesses.is_adaptive else ()
     sizes = Sizes(
         sizing.num_blocks,
         sizing.max_model_len,
@@ -207,9 +208,7 @@ def _crew(
     probe: Probe | None,
 ) -> Crew:
     """Who computes the model."""
-    from octavo.executor.starting import needs_workers
-
-    if not needs_workers(config):
+    if not config.parallel.has_workers:
         from octavo.executor.local import LocalWorker
 
         return LocalWorker(config, vocab_size, checkpoint, model, probe)

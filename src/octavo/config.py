@@ -343,6 +343,12 @@ class ParallelConfig:
         """Processes that compute one copy of the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether a model is computed by other processes than its engine's."""
+        is_elsewhere = self.nnodes > 1 or self.distributed_executor_backend == "ray"
+        return self.num_workers > 1 or is_elsewhere
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:

@@ -53,13 +53,6 @@ class _Here:
         pass
 
 
-def needs_workers(config: Config) -> bool:
-    """Whether one model is computed by other processes than its engine's."""
-    parallel = config.parallel
-    is_elsewhere = parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray"
-    return parallel.num_workers > 1 or is_elsewhere
-
-
 def seats(config: Config, replica: int) -> list[Seat]:
     """Of a replica's workers, by rank. Machines have equally many of all replicas' workers, side by
     side, so that stages and replicas are split between machines rather than tensor ranks. Raises

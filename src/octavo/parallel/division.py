@@ -7,7 +7,6 @@ more heads, and the MLP makes up for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import NamedTuple
 
 from octavo.core.errors import ConfigError
@@ -17,7 +16,7 @@ INNER_UNIT = 32
 
 _LEAST_INNER_UNIT = 8  # the native backend's experts take no less
 _VOCABULARY_UNIT = 64
-_MOST_OF_MEAN = Fraction(4, 3)
+_MOST_OF_MEAN = (4, 3)  # a fraction, whose module is slow to import
 _REMEDY_SIZES = 64
 
 
@@ -63,7 +62,8 @@ def _refusal(num_heads: int, num_kv_heads: int, size: int) -> str:
     """Why heads can't be divided; empty if they can."""
     if num_kv_heads >= size:
         most = -(-num_kv_heads // size)
-        if most * size <= _MOST_OF_MEAN * num_kv_heads:
+        over, under = _MOST_OF_MEAN
+        if most * size * under <= over * num_kv_heads:
             return ""
         return (
             f"one rank would have {most} of the {num_kv_heads} key/value heads, more than 4/3 of "
