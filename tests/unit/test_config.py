@@ -6,10 +6,11 @@ import re
 
 import pytest
 
-from octavo.config import CacheConfig, Config, Knob, knobs, nearest, parse_number
+from octavo.config import CacheConfig, Config, knobs
 from octavo.core.dtypes import plain_kv_dtype
 from octavo.core.errors import ConfigError
 from octavo.core.foreign_settings import REMARKS
+from octavo.knob import Knob, nearest, parse_number
 
 KNOBS = {spec.name: spec for spec in knobs()}
 

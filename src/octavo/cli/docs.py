@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 
 from octavo.cli.settings import default_text, value_name
-from octavo.config import Config, Knob, knobs
+from octavo.config import Config, knobs
+from octavo.knob import Knob
 
 _INTRODUCTION = """\
 # Configuration

@@ -304,7 +304,7 @@ def _question(
 
 def _bytes(flag: str, text: str) -> int:
     """Raises ConfigError."""
-    from octavo.config import parse_number
+    from octavo.knob import parse_number
 
     try:
         value = int(parse_number(text))

@@ -15,8 +15,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from octavo.config import Config, Knob, instead_of, knobs
+from octavo.config import Config, knobs
 from octavo.core.errors import ConfigError
+from octavo.knob import Knob, instead_of
 
 ENV_PREFIX = "OCTAVO_"
 # Read by the command line (`--config`) and by the download of the default model.

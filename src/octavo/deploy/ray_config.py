@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
-from octavo.config import Config, Knob, knobs
+from octavo.config import Config, knobs
 from octavo.core.errors import ConfigError
+from octavo.knob import Knob
 
 IMPORT_PATH = "octavo.deploy.ray_serve:application"
 _HEADER = """\

@@ -13,9 +13,10 @@ from urllib.parse import quote
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from octavo.config import ServerConfig, nearest
+from octavo.config import ServerConfig
 from octavo.core import strict_json
 from octavo.core.errors import RequestError
+from octavo.knob import nearest
 from octavo.server.errors import shown, validation_error
 from octavo.server.offload import offloaded
 from octavo.server.schemas import RequestBody

@@ -16,8 +16,9 @@ import yaml
 from octavo.advisor.tuning.space import DEFAULT, Dimension, Space
 from octavo.bench.ab.knobs import value_flags
 from octavo.bench.launch import Arm, parse_arm
-from octavo.config import instead_of, knobs
+from octavo.config import knobs
 from octavo.core.errors import ConfigError
+from octavo.knob import instead_of
 
 LIVE = ("max_num_seqs", "max_num_batched_tokens")
 """Octavo's knobs that a running server takes: see server/limits.py."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.advisor.tuning.space import DEFAULT, Dimension, Space
-from octavo.config import Knob, instead_of, knobs
+from octavo.config import knobs
 from octavo.core.errors import ConfigError
+from octavo.knob import Knob, instead_of
 
 DEFAULT_SET = "default"
 _SECTIONS = ("model", "cache", "scheduler", "speculation", "backend")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.bench.ab.hf_models import HuggingFaceModel
-from octavo.config import nearest
 from octavo.core.errors import RequestError
+from octavo.knob import nearest
 
 _FIELDS = (
     "model",

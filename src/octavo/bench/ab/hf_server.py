@@ -29,9 +29,9 @@ from starlette.routing import Route
 
 from octavo.bench.ab.hf_models import VALUE_BYTES, BatchCounts, HuggingFaceModel, NewToken, Row
 from octavo.bench.ab.hf_requests import json_object, read_request
-from octavo.config import parse_number
 from octavo.core.errors import ConfigError, OctavoError, RequestError
 from octavo.core.request import FinishReason
+from octavo.knob import parse_number
 from octavo.logs import log_to_stderr
 from octavo.text.output import OutputText
 

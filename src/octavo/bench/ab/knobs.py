@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.bench.launch import Arm
-from octavo.config import Knob, instead_of, knobs
+from octavo.config import knobs
 from octavo.core.errors import ConfigError
+from octavo.knob import Knob, instead_of
 
 _NO_EXPERIMENT = ("host", "port", "model", "api_key", "hf_token")
 
