@@ -17,6 +17,8 @@ from octavo.core.errors import OctavoError
 # without this module.
 _SIZE_BYTES = 8
 _READ_BYTES = 1 << 16
+# Far more than any message has; what says that it is longer is none.
+_MOST_BYTES = 1 << 32
 
 
 Loads = Callable[[bytes], Any]
@@ -34,7 +36,7 @@ def plain_loads(data: bytes) -> Any:
     """
     try:
         return _PlainUnpickler(io.BytesIO(data)).load()
-    except (pickle.UnpicklingError, AttributeError, TypeError, ValueError) as error:
+    except Exception as error:  # what is broken can raise nearly anything
         raise EOFError(f"the other end sends what it must not: {error}") from error
 
 
@@ -46,9 +48,8 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module in _PLAIN_MODULES and "." not in name:
             found = super().find_class(module, name)
-            if isinstance(found, type) and issubclass(found, _PLAIN_TYPES):
-                return found
-            if is_dataclass(found):
+            is_own = isinstance(found, type) and found.__module__ == module  # not imported there
+            if is_own and (issubclass(found, _PLAIN_TYPES) or is_dataclass(found)):
                 return found
         if (module, name) in _PLAIN_NAMES:
             return super().find_class(module, name)
@@ -155,6 +156,8 @@ class Channel:
         """The first message that is complete."""
         end = _SIZE_BYTES + int.from_bytes(self._unread[:_SIZE_BYTES], "little")
         if len(self._unread) < end:
+            if end > _MOST_BYTES and len(self._unread) >= _SIZE_BYTES:
+                raise EOFError(f"the other end sends what is no message: {end} bytes")
             return None
         data = bytes(self._unread[_SIZE_BYTES:end])
         del self._unread[:end]

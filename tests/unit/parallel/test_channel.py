@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from octavo.config import Config
+from octavo.core.errors import ConfigError
 from octavo.core.request import FinishReason
-from octavo.core.step import EngineStats, RequestTimes, TokenDelta, TokenLogprobs
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import (
+    BlockCopy,
+    DraftRequest,
+    EngineStats,
+    RequestTimes,
+    ScheduledSequence,
+    ScheduledStep,
+    SequenceOutput,
+    SlotBinding,
+    StepOutput,
+    TokenDelta,
+    TokenLogprobs,
+)
 from octavo.engine.messages import Report
-from octavo.parallel.channel import Channel
+from octavo.executor.messages import Ending, Offer, Place, Progress, Run, Setup
+from octavo.parallel.channel import Channel, plain_loads
 
 
 @pytest.fixture
@@ -110,3 +129,99 @@ def test_a_packed_report_keeps_everything() -> None:
     assert isinstance(received.deltas[1], TokenDelta)
     assert received.deltas[1].finish_reason is FinishReason.ABORT
     assert isinstance(received.stats, EngineStats)
+
+
+# --- from other machines --------------------------------------------------------------------------
+
+
+def test_plain_data_comes_whole() -> None:
+    """All that executors and workers say to each other."""
+    setup = Setup(Config().to_flat(), 320, Place(3, 1, 2, 1, 2), b"key", 1, 2, host="10.0.0.1")
+    offer = Offer({"address": "10.0.0.1", "port": 9, "key": 1 << 62}, ("10.0.0.1", 7), {"op": "x"})
+    sampling = SamplingParams(temperature=0.5, stop_token_ids=frozenset({3}), logit_bias={5: 1.0})
+    binding = SlotBinding(0, (1, 2), 2, sampling, 7, frozenset({0}), ((4, 5),), "salt")
+    sequence = ScheduledSequence(0, 1, 1, (3,), True, DraftRequest(0, 3))
+    step = ScheduledStep(4, [binding], [sequence], [BlockCopy(0, 0, 1, 2)], 1)
+    logprobs = (TokenLogprobs(7, -0.5, 1, ((7, -0.5),)),)
+    output = StepOutput(4, [SequenceOutput(0, (9,), logprobs, accepted=(0,))], 0.5)
+    for message in (
+        setup,
+        [offer, offer],
+        Progress(1, 2),
+        Run(step, (output,)),
+        Ending("it does not fit", is_refusal=True),
+        ConfigError("it does not fit"),
+        FinishReason.STOP,
+        {"set": {1, 2}, "of": frozenset({(3, None)})},
+    ):
+        again = plain_loads(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        assert type(again) is type(message)
+        assert repr(again) == repr(message)
+
+
+class _Calls:
+    def __init__(self, function: object, *arguments: object) -> None:
+        self._call = (function, arguments)
+
+    def __reduce__(self) -> object:
+        return self._call
+
+
+HARMFUL = [
+    os.system,
+    partial(os.system, "true"),
+    _Calls(os.system, "true"),
+    _Calls(partial, os.system, "true"),
+    _Calls(eval, "1"),
+    _Calls(getattr, Ending, "__init__"),
+    _Calls(pickle.loads, b"N."),
+    _Calls(Config),
+    Channel,
+    Path("/etc/passwd"),
+    object(),
+]
+
+
+@pytest.mark.parametrize("harmful", HARMFUL, ids=lambda harmful: repr(harmful)[:40])
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_what_is_no_plain_data_is_not_made(harmful: object, protocol: int) -> None:
+    nested: object = harmful
+    for _ in range(50):
+        nested = {"in": [(nested,)]}
+    for message in (harmful, nested, Run(harmful, ()), Ending(harmful)):  # type: ignore[arg-type]
+        with pytest.raises(EOFError, match="sends what it must not"):
+            plain_loads(pickle.dumps(message, protocol))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"N", b".", b"0.", b"\x80\x05\x94.", b"\x80\x63N.", b"h\x05.", b"t."]
+)
+def test_what_is_no_pickle_is_an_end(data: bytes) -> None:
+    with pytest.raises(EOFError, match="sends what it must not"):
+        plain_loads(data)
+
+
+def test_a_broken_pickle_is_an_end_or_plain() -> None:
+    """Whatever a network makes of it."""
+    rng = random.Random(0)
+    whole = pickle.dumps(Run(ScheduledStep(1, [], [], [], 0)), pickle.HIGHEST_PROTOCOL)
+    for _ in range(3000):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 3)):
+            data[rng.randrange(11, len(data))] = rng.randrange(256)
+        data = data.replace(b"r", b"p").replace(b"j", b"h")  # memory for 2^32 things isn't refused
+        with suppress(EOFError):
+            plain_loads(bytes(data))
+
+
+def test_large_plain_data() -> None:
+    message = Run(ScheduledStep(1, [], [], [], 0), ({"ids": tuple(range(300_000))},))  # type: ignore[arg-type]
+    assert plain_loads(pickle.dumps(message)) == message
+
+
+def test_what_says_that_it_is_endless_is_no_message() -> None:
+    one, other = Channel.pair()
+    with closing(one), closing(other):
+        one._socket.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+        with pytest.raises(EOFError, match="no message"):
+            other.receive()
