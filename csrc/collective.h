@@ -29,8 +29,13 @@ class Collective {
   // What a rank, this one included, brought to the last exchange; until the next one.
   virtual const uint8_t* incoming(int rank) const = 0;
 
+  // What replays have spent on exchanges, all three parts and waiting for the other ranks included.
+  double seconds() const { return seconds_; }
+  void spend(double seconds) { seconds_ += seconds; }
+
  private:
   const int rank_, ranks_;
+  double seconds_ = 0;
 };
 
 }  // namespace octavo

@@ -19,6 +19,7 @@ class Exchange {
   // put side by side. Throws std::invalid_argument for others, and for rows that are too long.
   Exchange(std::shared_ptr<Collective> group, std::vector<int64_t> columns, bool is_sum);
 
+  Collective& group() const { return *group_; }
   int64_t own_columns() const { return columns_[group_->rank()]; }
   int64_t result_columns() const;
   bool is_sum() const { return is_sum_; }

@@ -75,7 +75,8 @@ void bind_groups(nb::module_& m) {
           "path"_a, "ranks"_a, "key"_a)
       .def_prop_ro("file", &GroupMemory::file);
 
-  nb::class_<Collective>(m, "Collective", "How ranks exchange rows; see csrc/collective.h.");
+  nb::class_<Collective>(m, "Collective", "How ranks exchange rows; see csrc/collective.h.")
+      .def_prop_ro("seconds", &Collective::seconds);
   nb::class_<SharedGroup, Collective>(m, "SharedGroup", "Through memory that the ranks share.")
       .def(nb::new_([](std::shared_ptr<GroupMemory> memory, int rank, double patience_s) {
              return std::make_shared<SharedGroup>(std::move(memory), rank,

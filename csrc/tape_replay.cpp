@@ -60,11 +60,15 @@ class Tape::Replay final : public Program {
   int64_t chunks(int64_t index) override {
     index += begin_;
     if (times_ != nullptr) stamp(index);
+    end_exchange();
     if (failure_) return 0;
     Region& region = tape_.regions_[steps_[index].region];
     if (region.count == 0) return 0;
     const Op& op = tape_.ops_[region.first];
-    if (region.kind == Op::Kind::exchange) return prepare_half(region, op, steps_[index].half);
+    if (region.kind == Op::Kind::exchange) {
+      begin_exchange(op.exchange->group());
+      return prepare_half(region, op, steps_[index].half);
+    }
     if (op.routing >= 0) {
       const Buffer& choices = tape_.buffers_[op.routing];
       const int64_t active = choices.columns / 2;
@@ -126,6 +130,7 @@ class Tape::Replay final : public Program {
 
   // When all is done. Throws what made it stop before.
   void finish() {
+    end_exchange();
     if (failure_) std::rethrow_exception(failure_);
     if (times_ == nullptr) return;
     stamp(end_);
@@ -259,6 +264,18 @@ class Tape::Replay final : public Program {
     region.chunks = static_cast<int64_t>(region.starts.size()) - 1;
   }
 
+  // The time of a half counts until whatever follows it begins.
+  void begin_exchange(Collective& group) {
+    group_ = &group;
+    exchange_begin_ns_ = now_ns();
+  }
+
+  void end_exchange() {
+    if (group_ == nullptr) return;
+    group_->spend(1e-9 * (now_ns() - exchange_begin_ns_));
+    group_ = nullptr;
+  }
+
   // Of an exchange: rounds, of two halves each. Before the second the ranks wait for each other;
   // the pool's other threads sleep meanwhile if it takes long.
   int64_t prepare_half(Region& region, const Op& op, int32_t half) {
@@ -376,6 +393,8 @@ class Tape::Replay final : public Program {
   };
   std::vector<Step> steps_;
   int64_t begin_ = 0, end_ = 0;  // of those that the pool has now
+  Collective* group_ = nullptr;  // whose exchange has begun
+  double exchange_begin_ns_ = 0;
   std::exception_ptr failure_;  // nothing of the tape runs after it
 };
 

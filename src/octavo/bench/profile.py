@@ -34,15 +34,17 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PRODUCT, ATTENTION, ROWS, SAMPLING, PYTHON = (
+PRODUCT, ATTENTION, ROWS, EXCHANGE, SAMPLING, PYTHON = (
     "matrix product",
     "attention",
     "rows",
+    "exchange",
     "sampling",
     "python",
 )
 """Kinds of parts, in the order in which they are shown. rows: ops on each row by itself, such as
-norms. python: scheduling, laying out the batch, calling what is recorded.
+norms. exchange: between tensor-parallel ranks, waiting included. python: scheduling, laying out the
+batch, calling what is recorded.
 """
 UNDIVIDED = "undivided"
 """Calls of a backend that does not record: all of their ops together."""
@@ -343,7 +345,7 @@ def _step_profile(name: str, found: list[list[_Cut]], limits: Limits) -> StepPro
             peak = _peak(part, num_bytes / count, limits)
             least = limits.least_seconds(num_bytes, operations, peak)
         parts.append(Part(kind, part, count, seconds, num_bytes, operations, least))
-    order = (PRODUCT, ATTENTION, UNDIVIDED, ROWS, SAMPLING, PYTHON)
+    order = (PRODUCT, ATTENTION, UNDIVIDED, ROWS, EXCHANGE, SAMPLING, PYTHON)
     parts.sort(key=lambda part: (order.index(part.kind), -part.seconds))
     cuts = faster[-1]
     return StepProfile(
@@ -384,6 +386,8 @@ def _between(start: float, end: float) -> RegionTime:
 def _kind(region: str) -> str:
     if region.startswith("linear"):
         return PRODUCT
+    if region.startswith(("all_reduce", "all_gather")):
+        return EXCHANGE
     return ATTENTION if region.startswith("attention") else ROWS
 
 

@@ -127,6 +127,34 @@ class SequenceOutput(NamedTuple):
     accepted: tuple[int, ...] | None = None
 
 
+class StageTime(NamedTuple):
+    """What a stage of a pipeline has spent, of one step or of many. A model that isn't cut into
+    stages is one.
+
+    busy_seconds: from when its input was there to when its result was; waiting for other stages, or
+    for a step, is not busy. exchange_seconds: of these, on sums and gathers over tensor-parallel
+    ranks, waiting for the others included. Both of the stage's rank 0.
+    """
+
+    busy_seconds: float
+    exchange_seconds: float = 0.0
+
+    def plus(self, other: StageTime) -> StageTime:
+        return StageTime(
+            self.busy_seconds + other.busy_seconds,
+            self.exchange_seconds + other.exchange_seconds,
+        )
+
+
+Stages = tuple[StageTime, ...]
+
+
+def plus_stages(one: Stages, other: Stages) -> Stages:
+    """Stage by stage."""
+    pairs = zip_longest(one, other, fillvalue=StageTime(0.0))
+    return tuple(a.plus(b) for a, b in pairs)
+
+
 class StepOutput(NamedTuple):
     """The executor's answer to one step; `sequences` is in the step's order.
 
@@ -134,6 +162,7 @@ class StepOutput(NamedTuple):
     each of the configured proposers took, be it to guess or to take note of the step; empty if they
     weren't measured. catch_up_seconds: that each took besides, to read what it had missed of
     sequences that it was to guess for: once for a sequence, and after a pause, not for each draft.
+    stages: of each stage, what the step took there; empty where one process computes the model.
     """
 
     step_id: int
@@ -141,6 +170,7 @@ class StepOutput(NamedTuple):
     seconds: float = 0.0
     draft_seconds: tuple[float, ...] = ()
     catch_up_seconds: tuple[float, ...] = ()
+    stages: Stages = ()
 
 
 class RequestTimes(NamedTuple):
@@ -240,6 +270,9 @@ class EngineStats(NamedTuple):
 
     restarts: of the executor, after it was lost. drafts: of each configured way of guessing, and
     all_drafts: of all together. num_engines: that live, of those whose state this is.
+
+    in_flight_seconds: in which a step was being computed, or two or more. stages: of each stage of
+    a pipeline, sums over all steps; empty where one process computes the model.
     """
 
     num_running: int = 0
@@ -261,7 +294,29 @@ class EngineStats(NamedTuple):
     total_restarts: int = 0
     drafts: tuple[DraftTotals, ...] = ()
     num_engines: int = 1
+    total_in_flight_seconds: float = 0.0
+    stages: Stages = ()
 
     @property
     def all_drafts(self) -> DraftTotals:
         return reduce(DraftTotals.plus, self.drafts, DraftTotals())
+
+    @property
+    def all_stages(self) -> StageTime:
+        return reduce(StageTime.plus, self.stages, StageTime(0.0))
+
+    def idle_share_since(self, before: EngineStats) -> float | None:
+        """Of the stages' time in which a step was in flight: the share that they had nothing to
+        compute. None if nothing is known of it.
+        """
+        seconds = self.total_in_flight_seconds - before.total_in_flight_seconds
+        busy = self.all_stages.busy_seconds - before.all_stages.busy_seconds
+        return 1 - busy / (len(self.stages) * seconds) if busy and seconds else None
+
+    def exchange_share_since(self, before: EngineStats) -> float | None:
+        """Of the time that the stages were busy: the share of exchanges between tensor-parallel
+        ranks. None if there were none.
+        """
+        one, other = self.all_stages, before.all_stages
+        exchanged = one.exchange_seconds - other.exchange_seconds
+        return exchanged / (one.busy_seconds - other.busy_seconds) if exchanged else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from octavo.core.clock import Clock
 from octavo.core.errors import EngineDeadError, InvariantError
 from octavo.core.request import FinishReason, Request
-from octavo.core.step import EngineStats, LiveLimits, TokenDelta
+from octavo.core.step import EngineStats, LiveLimits, Stages, TokenDelta, plus_stages
 from octavo.engine.restarts import MOST_RESTARTS, WITHIN_SECONDS, Restarts
 from octavo.executor.base import Executor, PendingStep, StepFailedError
 
@@ -44,6 +44,9 @@ class EngineLoop:
         self._restarts = restarts
         self._depth = min(depth, executor.max_steps_in_flight)
         self._pending: deque[PendingStep] = deque()
+        self._in_flight_since = 0.0  # as far as it has not been counted
+        self._in_flight_seconds = 0.0
+        self._stages: Stages = ()
 
     def add(self, request: Request) -> None:
         """Raises RequestError if the scheduler refuses."""
@@ -66,7 +69,10 @@ class EngineLoop:
         return bool(self._pending) or self._scheduler.has_unfinished
 
     def stats(self) -> EngineStats:
-        return self._scheduler.stats()
+        stats = self._scheduler.stats()
+        if not self._stages:
+            return stats
+        return stats._replace(total_in_flight_seconds=self._in_flight_seconds, stages=self._stages)
 
     def step(self) -> list[TokenDelta]:
         """Fill the pipeline, then take its oldest output.
@@ -79,6 +85,8 @@ class EngineLoop:
             step = self._scheduler.schedule(self._clock())
             if step is None:
                 break
+            if not self._pending:
+                self._in_flight_since = self._clock()
             self._pending.append(self._executor.submit(step))
         if not self._pending:
             if self._scheduler.has_unfinished:
@@ -89,7 +97,12 @@ class EngineLoop:
         except StepFailedError as failure:
             self._drain()
             return self._scheduler.fail(str(failure), self._clock(), running_only=True)
-        return self._scheduler.update(output, self._clock())
+        now = self._clock()
+        if output.stages:
+            self._in_flight_seconds += now - self._in_flight_since
+            self._in_flight_since = now
+            self._stages = plus_stages(self._stages, output.stages)
+        return self._scheduler.update(output, now)
 
     def check(self) -> None:
         """Raises EngineDeadError when the executor is gone, for times without steps."""

@@ -7,7 +7,7 @@ from functools import reduce
 from itertools import zip_longest
 from typing import Any
 
-from octavo.core.step import DraftTotals, EngineStats
+from octavo.core.step import DraftTotals, EngineStats, plus_stages
 
 
 class SummedStats:
@@ -50,7 +50,9 @@ class SummedStats:
 def _plus(one: EngineStats, other: EngineStats) -> EngineStats:
     drafts = zip_longest(one.drafts, other.drafts, fillvalue=DraftTotals())
     pairs: zip[tuple[Any, Any]] = zip(
-        one._replace(drafts=()), other._replace(drafts=()), strict=True
+        one._replace(drafts=(), stages=()), other._replace(drafts=(), stages=()), strict=True
     )
     total = EngineStats._make(a + b for a, b in pairs)
-    return total._replace(drafts=tuple(a.plus(b) for a, b in drafts))
+    return total._replace(
+        drafts=tuple(a.plus(b) for a, b in drafts), stages=plus_stages(one.stages, other.stages)
+    )

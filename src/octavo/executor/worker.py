@@ -134,6 +134,7 @@ class Worker:
             max_num_seqs=self._config.scheduler.max_num_seqs,
             max_model_len=sizes.max_model_len,
             taps=sizes.taps,
+            group=self._neighbours.group,
         )
 
     def runner(self, sizes: Sizes, backend: Backend | None = None) -> ModelRunner:
@@ -153,6 +154,7 @@ class Worker:
             vocab_size=self._vocab_size,
             speculation=self._speculation,
             pipeline=self._neighbours.pipeline,
+            group=self._neighbours.group,
         )
 
     def _part(self, whole: EngineModel) -> tuple[EngineModel, range]:

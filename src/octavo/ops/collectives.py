@@ -25,6 +25,13 @@ class Group(Protocol):
         """How many there are."""
         ...
 
+    @property
+    def seconds(self) -> float:
+        """That this rank has spent on collectives so far, waiting for others included; but not what
+        a device does by itself.
+        """
+        ...
+
 
 @op
 def all_reduce(x: Array, group: Group) -> Array:

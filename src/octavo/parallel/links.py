@@ -22,6 +22,8 @@ class Kind(IntEnum):
     DRAFTS = 2
     FAILURE = 3
     """The sender could not compute the step; the bytes are a text that says why."""
+    TIMES = 4
+    """What the step took."""
 
 
 class StageFailedError(Exception):
@@ -42,7 +44,10 @@ class _Header(NamedTuple):
 
 
 _LAYOUT = Struct("<BBxxxxxxqIII")
-_DTYPES = [np.dtype(t) for t in (np.float32, ml_dtypes.bfloat16, np.float16, np.int64, np.uint8)]
+_DTYPES = [
+    np.dtype(t)
+    for t in (np.float32, ml_dtypes.bfloat16, np.float16, np.int64, np.uint8, np.float64)
+]
 _LONGEST_TEXT = 200
 _DISCARDED_BYTES = 1 << 16  # at a time
 

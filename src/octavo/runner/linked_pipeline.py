@@ -9,10 +9,11 @@ import numpy as np
 
 from octavo.core.dtypes import BYTES_PER_VALUE
 from octavo.core.errors import InvariantError
-from octavo.core.step import ScheduledStep
+from octavo.core.step import ScheduledStep, StageTime
 from octavo.parallel.links import Kind, Link
 from octavo.runner.speculation import Draft
 
+_MOST_STAGES = 1 << 12
 _HEAD = 3  # of a draft in a message: sequence, number of guesses, whether it is a tree
 
 
@@ -67,6 +68,18 @@ class LinkedPipeline:
                 f"not floats of {shape}"
             )
         return arrays
+
+    def send_times(self, step_id: int, times: Sequence[StageTime]) -> None:
+        if self._next is None:
+            raise InvariantError("the last stage has none to send to")
+        self._next.send(Kind.TIMES, step_id, [np.array(times, np.float64)])
+
+    def receive_times(self, step_id: int) -> list[StageTime]:
+        if self._previous is None:
+            return []
+        most = (1, _MOST_STAGES, len(StageTime._fields))
+        (times,) = self._previous.receive(Kind.TIMES, step_id, most)
+        return [StageTime(*time) for time in times.tolist()]
 
     def fail(self, step: ScheduledStep, reason: str) -> None:
         if self._next is not None:

@@ -11,11 +11,12 @@ from octavo.core.errors import InvariantError
 from octavo.core.model_spec import KVFormat
 from octavo.core.step import ScheduledStep, SequenceOutput, StepOutput, TokenLogprobs
 from octavo.models.engine_model import EngineModel
-from octavo.ops import Array, BatchContext, non_finite_rows, split_columns
+from octavo.ops import Array, BatchContext, Group, non_finite_rows, split_columns
 from octavo.ops.backend import Backend
 from octavo.runner.batch import StepBatch, whole_sequences
 from octavo.runner.pipeline import Pipeline, StageInput, failures_told
 from octavo.runner.speculation import ComputedStep, Draft, Speculation, Verified
+from octavo.runner.stage_clock import StageClock
 from octavo.runner.state import RunnerState, first_guess
 from octavo.sampling.logprobs import token_logprobs
 from octavo.sampling.sampler import DrawnRows, SampledRows, Sampler, non_finite_error
@@ -44,12 +45,13 @@ class ModelRunner:
         vocab_size: int,
         speculation: Speculation | None = None,
         pipeline: Pipeline | None = None,
+        group: Group | None = None,
         clock: Clock = monotonic,
     ) -> None:
         """kv_factors: as in `Backend.allocate_kv`, of the model's own layers. vocab_size: of the
         tokenizer. Logits of a model may be wider by padding, which is cut off before anything looks
-        at them. pipeline: the stages before; the model is a PipelineStage then. Raises ConfigError
-        if there is no memory for the KV cache.
+        at them. pipeline: the stages before; the model is a PipelineStage then. group: the ranks
+        that share the model's layers. Raises ConfigError if there is no memory for the KV cache.
         """
         self.num_blocks = num_blocks
         self._taps = () if speculation is None else speculation.taps
@@ -79,6 +81,8 @@ class ModelRunner:
         if pipeline is not None:
             self._input = StageInput(pipeline, backend, model, self._taps)
         self._clock = clock
+        self._stage_clock = StageClock(group, clock)
+        self._is_whole = pipeline is None and group is None
         if speculation is not None:
             speculation.attach(self._slots, self._state.kv_layers)
 
@@ -89,10 +93,18 @@ class ModelRunner:
 
         Raises octavo.parallel.links.StageFailedError if a stage before can't compute the step.
         """
+        if self._is_whole:
+            return self._execute(step)
+        self._stage_clock.begin()
         if self._pipeline is None:
-            return self._execute(step)
+            return self._execute(step)._replace(stages=(self._stage_clock.time(),))
         with failures_told(self._pipeline, step):
-            return self._execute(step)
+            output = self._execute(step)
+            if not step.sequences:
+                return output
+            time = self._stage_clock.time()
+            before = self._pipeline.receive_times(step.step_id)
+        return output._replace(stages=(*before, time))
 
     def _execute(self, step: ScheduledStep) -> StepOutput:
         self._state.apply(step)
@@ -113,7 +125,8 @@ class ModelRunner:
         x: tuple[Array, ...] = ()
         earlier_taps: list[Array] = []
         if self._input is not None:
-            given = self._input.receive(step.step_id, len(batch.host.token_ids))
+            with self._stage_clock.waiting():
+                given = self._input.receive(step.step_id, len(batch.host.token_ids))
             x, earlier_taps = given.x, [self._backend.from_host(tap) for tap in given.taps]
         outputs = [SequenceOutput(sequence.slot, ()) for sequence in step.sequences]
         verified: dict[int, Verified] = {}

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from octavo.core.errors import InvariantError
-from octavo.core.step import ScheduledStep
+from octavo.core.step import ScheduledStep, StageTime
 from octavo.models.engine_model import EngineModel
 from octavo.models.pipeline_stage import PipelineStage
 from octavo.ops import Array
@@ -42,6 +42,14 @@ class Pipeline(Protocol):
 
     def receive(self, step_id: int, shape: tuple[int, int, int]) -> np.ndarray:
         """What the stage before sends: `shape` is (arrays, T, D). Valid until the next call."""
+        ...
+
+    def send_times(self, step_id: int, times: Sequence[StageTime]) -> None:
+        """To the next stage, when it has what it needs: the times of all stages up to this one."""
+        ...
+
+    def receive_times(self, step_id: int) -> list[StageTime]:
+        """Of all stages before, which are few; none on the first."""
         ...
 
     def fail(self, step: ScheduledStep, reason: str) -> None:

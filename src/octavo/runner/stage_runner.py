@@ -8,15 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from octavo.core.clock import Clock, monotonic
 from octavo.core.errors import InvariantError
 from octavo.core.model_spec import KVFormat
 from octavo.core.step import ScheduledStep, StepOutput
 from octavo.models.pipeline_stage import PipelineStage
-from octavo.ops import Array, BatchContext
+from octavo.ops import Array, BatchContext, Group
 from octavo.ops.backend import Backend
 from octavo.runner.batch import StepBatch
 from octavo.runner.pipeline import Pipeline, StageInput, failures_told
 from octavo.runner.speculation import Draft
+from octavo.runner.stage_clock import StageClock
 from octavo.runner.state import RunnerState, first_guess
 
 
@@ -48,10 +50,13 @@ class StageRunner:
         max_num_seqs: int,
         max_model_len: int,
         taps: Sequence[int] = (),
+        group: Group | None = None,
+        clock: Clock = monotonic,
     ) -> None:
         """kv_factors: as in `Backend.allocate_kv`, of the stage's layers. taps: layers of the whole
-        model, rising, whose outputs the last stage wants to see (`Speculation.taps`). Raises
-        ConfigError if there is no memory for the KV cache.
+        model, rising, whose outputs the last stage wants to see (`Speculation.taps`). group: the
+        ranks that share the stage's layers. Raises ConfigError if there is no memory for the KV
+        cache.
         """
         self.num_blocks = num_blocks
         self._model = model
@@ -70,6 +75,7 @@ class StageRunner:
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
         )
+        self._stage_clock = StageClock(group, clock)
         self._in_flight: deque[_InFlight] = deque()
         self._bound_in = [-1] * max_num_seqs  # by slot: the last step that bound it
 
@@ -81,6 +87,7 @@ class StageRunner:
         InvariantError for a step that needs tokens which are not known here.
         """
         with failures_told(self._pipeline, step):
+            self._stage_clock.begin()
             for outcome in outcomes:
                 self._learn(outcome)
             self._state.apply(step)
@@ -89,13 +96,18 @@ class StageRunner:
             if not step.sequences:
                 self._in_flight.append(_InFlight(step.step_id, {}, None))
                 return
-            drafts = self._pipeline.receive_drafts(step)
+            with self._stage_clock.waiting():
+                drafts = self._pipeline.receive_drafts(step)
             batch = self._state.batch(step, drafts)
             ctx = self._state.context(batch.host)
-            given = self._input.receive(step.step_id, len(batch.host.token_ids))
+            with self._stage_clock.waiting():
+                given = self._input.receive(step.step_id, len(batch.host.token_ids))
             results = [self._backend.to_host(array) for array in self._forward(ctx, *given.x)]
             x, *taps = results
+            time = self._stage_clock.time()  # without sending, which waits for the next stage
             self._pipeline.send(step.step_id, [x, *given.taps, *taps])
+            before = self._pipeline.receive_times(step.step_id)
+            self._pipeline.send_times(step.step_id, [*before, time])
             self._in_flight.append(_in_flight(step, batch, drafts))
 
     def _learn(self, outcome: StepOutput) -> None:

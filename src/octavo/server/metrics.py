@@ -22,6 +22,15 @@ the quotient of what two of them have grown by is a mean over the time between t
   sequences and holds nothing. Blocks that sequences share count once; blocks that nobody holds, but
   where a prefix may still be found, do not count.
 
+Where workers compute the model (--tensor-parallel-size, --pipeline-parallel-size), and only there:
+
+- stage_idle_perc is the share of the stages' time in which they had nothing to compute although a
+  step was in flight, since the last scrape: the bubble of a pipeline; of one stage, what messages
+  to and from it take. For any two scrapes it is 1 - the sum of stage_busy_seconds_total over the
+  stages / (their number * steps_in_flight_seconds_total). The busiest stage sets the pace.
+- stage_exchange_seconds_total / stage_busy_seconds_total is the share of communication between
+  tensor-parallel ranks, waiting for each other included.
+
 Where tokens are guessed (--speculative-config), and only there, as in vLLM:
 
 - spec_decode_num_accepted_tokens_total / spec_decode_num_draft_tokens_total is the acceptance rate,
@@ -42,7 +51,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from octavo.core.errors import ConfigError
 from octavo.core.request import FinishReason
-from octavo.core.step import DraftTotals, EngineStats
+from octavo.core.step import DraftTotals, EngineStats, StageTime
 from octavo.speculative_config import SpeculativeConfig
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -213,6 +222,7 @@ class Metrics:
             "Requests refused because too many wait.",
             reason="max_num_queued_reqs",
         )
+        self._stages: _StageMetrics | None = None  # until a step of workers has been seen
         self._drafts: _DraftCounters | None = None
         if speculation is not None and speculation.methods:
             self._drafts = _DraftCounters(self._counter, speculation)
@@ -241,6 +251,10 @@ class Metrics:
         self._restarts.inc(stats.total_restarts - last.total_restarts)
         for field, counter in self._mechanism.items():
             counter.inc(getattr(stats, field) - getattr(last, field))
+        if stats.stages:
+            if self._stages is None:
+                self._stages = _StageMetrics(self._gauge, self._counter, len(stats.stages))
+            self._stages.show(last, stats)
         if self._drafts is not None:
             self._drafts.count(last, stats)
         self._step_tokens.catch_up()
@@ -273,6 +287,36 @@ class Metrics:
 
     def _name(self, name: str) -> str:
         return f"{self._prefix}:{name}"
+
+
+class _StageMetrics:
+    """What the workers' time goes into."""
+
+    def __init__(
+        self, gauge: Callable[..., Gauge], counter: Callable[..., Counter], num_stages: int
+    ) -> None:
+        self._idle = gauge(
+            "stage_idle_perc", "Share of stages' time without work while steps ran, 0 to 1."
+        )
+        self._in_flight = counter(
+            "steps_in_flight_seconds", "In which steps were being computed, summed over engines."
+        )
+        self._busy, self._exchange = [
+            [counter(f"stage_{name}_seconds", doc, stage=str(i)) for i in range(num_stages)]
+            for name, doc in (
+                ("busy", "Computing, from a stage's input to its result."),
+                ("exchange", "Of that, exchanges between tensor-parallel ranks."),
+            )
+        ]
+
+    def show(self, last: EngineStats, stats: EngineStats) -> None:
+        idle = stats.idle_share_since(last)
+        self._idle.set(0.0 if idle is None else idle)
+        self._in_flight.inc(stats.total_in_flight_seconds - last.total_in_flight_seconds)
+        before = last.stages or (StageTime(0.0),) * len(stats.stages)
+        for stage, (old, new) in enumerate(zip(before, stats.stages, strict=True)):
+            self._busy[stage].inc(new.busy_seconds - old.busy_seconds)
+            self._exchange[stage].inc(new.exchange_seconds - old.exchange_seconds)
 
 
 class _DraftCounters:

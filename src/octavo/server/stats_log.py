@@ -24,8 +24,9 @@ async def log_stats(engine: EngineClient, interval: float, clock: Clock) -> None
         )
         level = logging.DEBUG if is_idle else logging.INFO
         logger.log(level, stats_line(before, stats, now - since))
-        if (line := drafts_line(before, stats, now - since)) is not None:
-            logger.log(level, line)
+        for line in (drafts_line(before, stats, now - since), stages_line(before, stats)):
+            if line is not None:
+                logger.log(level, line)
         before, since = stats, now
 
 
@@ -71,3 +72,15 @@ def drafts_line(before: EngineStats, after: EngineStats, seconds: float) -> str 
         f"Avg Draft acceptance rate: {accepted / drafted:.1%}",
     ]
     return "SpecDecoding metrics: " + ", ".join(parts)
+
+
+def stages_line(before: EngineStats, after: EngineStats) -> str | None:
+    """How well workers were used in the interval; None if there are none, or had nothing to do."""
+    idle, exchange = after.idle_share_since(before), after.exchange_share_since(before)
+    if idle is None:
+        return None
+    name = f"Idle share of {len(after.stages)} stages" if len(after.stages) > 1 else "Idle share"
+    parts = [f"{name} while steps were in flight: {idle:.1%}"]
+    if exchange is not None:
+        parts.append(f"exchanges between tensor ranks: {exchange:.1%} of busy time")
+    return "Workers: " + ", ".join(parts)

@@ -11,6 +11,8 @@ from octavo.core.step import (
     ScheduledStep,
     SequenceOutput,
     SlotBinding,
+    Stages,
+    StageTime,
     StepOutput,
 )
 from octavo.executor.base import Executor
@@ -97,6 +99,7 @@ class SimulatedExecutor(Executor):
             self._outputs(step),
             seconds,
             self._by_method(step, draft_seconds) if work.num_drafting else (),
+            stages=self._stages(stage_seconds),
         )
         return SimulatedStep(output, end_s, self._clock)
 
@@ -117,6 +120,10 @@ class SimulatedExecutor(Executor):
             else:
                 outputs.append(SequenceOutput(slot, ()))
         return outputs
+
+    def _stages(self, stage_seconds: float) -> Stages:
+        count = self.max_steps_in_flight
+        return (StageTime(stage_seconds),) * count if count > 1 else ()
 
     def _by_method(self, step: ScheduledStep, draft_seconds: float) -> tuple[float, ...]:
         """Shared among the methods by how many sequences each guesses for."""

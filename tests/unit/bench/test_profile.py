@@ -5,6 +5,7 @@ import pytest
 from octavo.bench import profile as profiling
 from octavo.bench.profile import (
     ATTENTION,
+    EXCHANGE,
     PRODUCT,
     PYTHON,
     ROWS,
@@ -13,6 +14,7 @@ from octavo.bench.profile import (
     Profile,
     _Call,
     _Cut,
+    _kind,
     _pieces,
 )
 from octavo.config import Config
@@ -73,6 +75,14 @@ def test_a_step_is_cut_without_gaps() -> None:
         (PYTHON, "update", 0.25),
     ]
     assert sum(seconds for _, _, seconds in pieces) == cut.end - cut.start
+
+
+def test_exchanges_are_a_kind_of_their_own() -> None:
+    assert [_kind(name) for name in ("all_reduce", "all_gather", "add")] == [
+        EXCHANGE,
+        EXCHANGE,
+        ROWS,
+    ]
 
 
 def test_shares_of_the_whole_step(tiny: str) -> None:

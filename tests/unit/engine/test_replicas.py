@@ -10,7 +10,7 @@ import pytest
 
 from octavo.core.errors import ConfigError, EngineDeadError, QueueFullError, RequestError
 from octavo.core.request import FinishReason, Request
-from octavo.core.step import EngineStats, TokenDelta
+from octavo.core.step import EngineStats, StageTime, TokenDelta
 from octavo.engine import replicas
 from octavo.engine.client import RequestStream
 from octavo.engine.replicas import Combined, Replicas
@@ -487,6 +487,19 @@ def test_statistics_are_sums_that_only_grow() -> None:
         group[1].die()
         await settle()
         assert (seen[-1].num_running, seen[-1].num_engines, seen[-1].total_steps) == (0, 0, 5)
+
+    run(Group(), body)
+
+
+def test_times_are_summed_stage_by_stage() -> None:
+    async def body(group: Group) -> None:
+        one, other = (StageTime(1.0, 0.5), StageTime(2.0)), (StageTime(4.0), StageTime(8.0, 0.25))
+        group[0].report(stages=one, total_in_flight_seconds=3.0)
+        group[1].report(stages=other, total_in_flight_seconds=10.0)
+        group[0].die()
+        await settle()
+        assert group.client.stats.stages == (StageTime(5.0, 0.5), StageTime(10.0, 0.25))
+        assert group.client.stats.total_in_flight_seconds == 13.0
 
     run(Group(), body)
 

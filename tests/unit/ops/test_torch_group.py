@@ -55,7 +55,9 @@ def test_halves_are_added_in_float32() -> None:
             pass
 
     x = torch.tensor([[1.0078125]], dtype=torch.bfloat16)  # 3 x is halfway above 3.015625
-    total = all_reduce(x, TorchGroup(0, 3, Others()))
+    group = TorchGroup(0, 3, Others())
+    total = all_reduce(x, group)
+    assert group.seconds > 0
     assert total.dtype == torch.bfloat16
     assert total.item() == torch.tensor(3 * 1.0078125).bfloat16().item()
 

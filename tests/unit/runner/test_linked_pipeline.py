@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from octavo.core.errors import InvariantError
-from octavo.core.step import DraftRequest, ScheduledSequence, ScheduledStep
+from octavo.core.step import DraftRequest, ScheduledSequence, ScheduledStep, StageTime
 from octavo.parallel.links import Kind, Link, StageFailedError
 from octavo.runner.linked_pipeline import LinkedPipeline
 from octavo.runner.speculation import Draft
@@ -158,3 +158,23 @@ def test_the_ends_have_no_neighbours(stages: Stages) -> None:
         first.receive(1, (1, 1, 1))
     with pytest.raises(InvariantError, match="the last stage has none"):
         last.send(1, [np.zeros((1, 1), np.float32)])
+
+
+def test_times_add_up_from_stage_to_stage(stages: Stages) -> None:
+    first, second, last = stages
+    times = [StageTime(0.25, 0.125), StageTime(1.5)]
+    first.send(8, [np.zeros((4, 6), np.float32)])
+    first.send_times(8, [*first.receive_times(8), times[0]])
+    second.receive(8, (1, 4, 6))
+    second.send_times(8, [*second.receive_times(8), times[1]])
+    assert last.receive_times(8) == times
+
+
+def test_times_of_a_step_that_went_wrong_are_passed_over(stages: Stages) -> None:
+    first, second, _ = stages
+    for step_id in (8, 9):
+        first.send(step_id, [np.zeros((4, 6), np.float32)])
+        first.send_times(step_id, [StageTime(step_id)])
+    second.receive(8, (1, 4, 6))
+    second.receive(9, (1, 4, 6))
+    assert second.receive_times(9) == [StageTime(9.0)]

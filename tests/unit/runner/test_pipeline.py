@@ -156,6 +156,9 @@ def test_stages_give_what_one_runner_gives(
         assert any(not s.samples for step in steps for s in step.sequences)  # chunks
         if scenario == "forks":
             assert any(step.block_copies for step in steps)
+        stages = engine.loop.stats().stages
+        assert len(stages) == num_stages
+        assert all(stage.busy_seconds > 0 == stage.exchange_seconds for stage in stages)
 
 
 @pytest.mark.parametrize("num_stages", STAGES)

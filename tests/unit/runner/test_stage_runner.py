@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from octavo.core.step import (
     ScheduledStep,
     SequenceOutput,
     SlotBinding,
+    StageTime,
     StepOutput,
 )
 from octavo.models.pipeline_stage import PipelineStage
@@ -39,6 +41,7 @@ class Ends:
         self.sent: list[np.ndarray] = []
         """Activations of each step."""
         self.failures: list[str] = []
+        self.times: list[list[StageTime]] = []
 
     def receive_drafts(self, step: ScheduledStep) -> dict[int, Draft]:
         return self.drafts
@@ -46,6 +49,12 @@ class Ends:
     def send(self, step_id: int, arrays: Sequence[np.ndarray]) -> None:
         (x,) = arrays
         self.sent.append(x)
+
+    def send_times(self, step_id: int, times: Sequence[StageTime]) -> None:
+        self.times.append(list(times))
+
+    def receive_times(self, step_id: int) -> list[StageTime]:
+        return []
 
     def fail(self, step: ScheduledStep, reason: str) -> None:
         self.failures.append(reason)
@@ -65,8 +74,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> PipelineStage:
 
 
 class Bench:
-    def __init__(self, stage: PipelineStage) -> None:
-        self.ends = Ends()
+    def __init__(self, stage: PipelineStage, ends: Ends | None = None, **others: Any) -> None:
+        """others: arguments of the runner."""
+        self.ends = ends or Ends()
         self.runner = StageRunner(
             stage,
             cpu_backend("native"),
@@ -76,6 +86,7 @@ class Bench:
             kv_format=KVFormat("float32"),
             max_num_seqs=2,
             max_model_len=64,
+            **others,
         )
 
     def step(
@@ -189,3 +200,34 @@ def test_an_error_appends_nothing(bench: Bench) -> None:
     failed = outcome(1, SequenceOutput(0, (), error="it is broken"))
     with pytest.raises(InvariantError, match="of 10 tokens"):
         bench.step(2, NEXT, outcomes=[failed])
+
+
+def test_waiting_for_another_stage_is_not_busy(stage: PipelineStage) -> None:
+    now = 5.0
+
+    class LateEnds(Ends):
+        def receive_drafts(self, step: ScheduledStep) -> dict[int, Draft]:
+            nonlocal now
+            now += 10
+            return {}
+
+        def send(self, step_id: int, arrays: Sequence[np.ndarray]) -> None:
+            nonlocal now
+            now += 100
+
+    def clock() -> float:
+        nonlocal now
+        now += 1
+        return now
+
+    class Group:
+        rank, size = 0, 2
+
+        @property
+        def seconds(self) -> float:
+            return now / 8
+
+    bench = Bench(stage, LateEnds(), group=Group(), clock=clock)
+    bench.runner.execute(ScheduledStep(1, [bind(prompt=PROMPT)], [prompt()], [], 10))
+    # Seen at 6; waits for drafts from 7 to 18, for activations from 19 to 20; done at 21.
+    assert bench.ends.times == [[StageTime(21 - 6 - 11 - 1, 21 / 8 - 6 / 8)]]

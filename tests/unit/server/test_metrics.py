@@ -5,7 +5,7 @@ import pytest
 from octavo.core.errors import ConfigError
 from octavo.core.request import FinishReason, Request
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import DraftTotals, EngineStats, RequestTimes
+from octavo.core.step import DraftTotals, EngineStats, RequestTimes, StageTime
 from octavo.server.metrics import Metrics, _one_two_five
 from octavo.server.request_record import RequestRecord
 from octavo.speculative_config import SpeculativeConfig
@@ -190,3 +190,22 @@ def test_prompt_counts_once_per_request_and_sequences_each() -> None:
             f'octavo:request_success_total{{engine="0",finished_reason="{reason}",model_name="m"}}'
         )
         assert found[name] == count
+
+
+def test_stages_have_their_times_and_what_is_left() -> None:
+    metrics = Metrics("octavo", "m", 100)
+    assert "stage" not in metrics.exposition().decode()
+    stages = (StageTime(3.0, 0.5), StageTime(1.0, 0.25))
+    metrics.on_stats(EngineStats(stages=stages, total_in_flight_seconds=4.0))
+    shown = values(metrics)
+    assert shown["octavo:stage_idle_perc"] == 0.5
+    assert shown["octavo:steps_in_flight_seconds_total"] == 4.0
+    busy = 'octavo:stage_busy_seconds_total{engine="0",model_name="m",stage="%d"}'
+    assert (shown[busy % 0], shown[busy % 1]) == (3.0, 1.0)
+    exchange = 'octavo:stage_exchange_seconds_total{engine="0",model_name="m",stage="1"}'
+    assert shown[exchange] == 0.25
+    stages = (StageTime(5.0, 0.5), StageTime(2.0, 0.25))
+    metrics.on_stats(EngineStats(stages=stages, total_in_flight_seconds=6.0))
+    shown = values(metrics)
+    assert (shown[busy % 0], shown["octavo:stage_idle_perc"]) == (5.0, 0.25)
+    assert values(metrics)["octavo:stage_idle_perc"] == 0.0  # nothing ran

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from octavo.core.clock import monotonic
-from octavo.core.step import DraftTotals, EngineStats
-from octavo.server.stats_log import drafts_line, log_stats, stats_line
+from octavo.core.step import DraftTotals, EngineStats, StageTime
+from octavo.server.stats_log import drafts_line, log_stats, stages_line, stats_line
 
 
 def test_line() -> None:
@@ -45,6 +45,20 @@ def test_line_about_drafts() -> None:
     line = drafts_line(EngineStats(), nothing_accepted, 1.0) or ""
     assert "Mean acceptance length: 1.00" in line
     assert "Per-position acceptance rate: 0.000, " in line
+
+
+def test_line_about_workers() -> None:
+    before = EngineStats(stages=(StageTime(1.0), StageTime(1.0)), total_in_flight_seconds=2.0)
+    after = EngineStats(stages=(StageTime(4.0), StageTime(2.0)), total_in_flight_seconds=6.0)
+    line = "Workers: Idle share of 2 stages while steps were in flight: 50.0%"
+    assert stages_line(before, after) == line
+    after = after._replace(stages=(StageTime(4.0, 1.0), StageTime(2.0)))
+    both = f"{line}, exchanges between tensor ranks: 25.0% of busy time"
+    assert stages_line(before, after) == both
+    assert stages_line(after, after) is None
+    one_stage = EngineStats(stages=(StageTime(3.0),), total_in_flight_seconds=4.0)
+    line = "Workers: Idle share while steps were in flight: 25.0%"
+    assert stages_line(EngineStats(), one_stage) == line
 
 
 def test_an_idle_engine_is_quiet(caplog: pytest.LogCaptureFixture) -> None:

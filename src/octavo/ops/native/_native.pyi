@@ -117,7 +117,13 @@ class GroupMemory:
         """Raises OSError if there is no such file, ValueError if it is another."""
 
 class Collective:
-    """How ranks exchange rows; see csrc/collective.h."""
+    """How ranks exchange rows; see csrc/collective.h.
+
+    seconds: that replays have spent on exchanges, waiting for the other ranks included.
+    """
+
+    @property
+    def seconds(self) -> float: ...
 
 class SharedGroup(Collective):
     """patience_s: after which a rank gives up waiting for the others. Raises ValueError if the

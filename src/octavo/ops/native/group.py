@@ -32,6 +32,10 @@ class NativeGroup:
     size: int
     collective: _native.Collective
 
+    @property
+    def seconds(self) -> float:
+        return self.collective.seconds
+
 
 @dataclass(slots=True)
 class Offered:

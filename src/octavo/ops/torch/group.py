@@ -6,6 +6,7 @@ Nothing of this is torch.distributed's default group, which a process can have o
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,13 +25,16 @@ TIMEOUT = timedelta(minutes=5)
 """Of joining, and of one exchange. Ranks that die are noticed sooner by those who started them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TorchGroup:
-    """process_group: gloo's or NCCL's."""
+    """process_group: gloo's or NCCL's. seconds: see `Group`; of NCCL, which works by itself, until
+    it has begun.
+    """
 
     rank: int
     size: int
     process_group: Any
+    seconds: float = 0.0
 
     @property
     def sums_itself(self) -> bool:
@@ -42,7 +46,9 @@ class TorchGroup:
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         """What each rank brings; tensors of one shape."""
         parts = [torch.empty_like(x) for _ in range(self.size)]
+        begin = time.perf_counter()
         self.process_group.allgather([parts], [x]).wait()
+        self.seconds += time.perf_counter() - begin
         return parts
 
     def gather_bytes(self, mine: np.ndarray, parts: np.ndarray) -> None:

@@ -101,6 +101,23 @@ def _processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def test_what_exchanges_take_is_counted() -> None:
+    """The other rank comes 0.2 s late."""
+
+    def on_rank(backend: Backend, group: Group) -> tuple[float, float]:
+        reduce_once = backend.compile(lambda x: ops.all_reduce(ops.relu(x), group))
+        if group.rank == 1:
+            time.sleep(0.2)
+        before = group.seconds
+        reduce_once(backend.from_host(np.ones((2, 33), np.float32)))
+        return before, group.seconds
+
+    (before, late), (_, short) = on_ranks(backends(2), on_rank)
+    assert before == 0
+    assert late > 0.15
+    assert 0 < short < late
+
+
 def test_a_group_leaves_nothing_behind(processes: list[RankProcess]) -> None:
     """Not even a name while it lives."""
     for process in processes:
