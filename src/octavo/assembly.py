@@ -259,6 +259,10 @@ def _loop(config: Config, executor: Executor, settings: SchedulerSettings) -> En
         scheduler = RecordedScheduler(settings, Path(config.scheduler.record_steps), monotonic)
     restarts = Restarts() if config.parallel.restart_workers else None
     depth = executor.max_steps_in_flight
+    if config.parallel.pipeline_parallel_size == 1 and config.speculation.parsed.methods:
+        # Sequences without a draft would go on while others' drafts are verified, and from then on
+        # the batch would be two halves of itself, each of which reads all weights.
+        depth = 1
     return EngineLoop(scheduler, executor, monotonic, depth=depth, restarts=restarts)
 
 
