@@ -20,6 +20,7 @@ from octavo.parallel.channel import Channel
 from octavo.parallel.child import Child
 
 T = TypeVar("T")
+HERE = "127.0.0.1"
 
 
 def of_its_own(backend: Backend, threads: int = 1) -> Backend:
@@ -39,7 +40,7 @@ def on_ranks(
     machines of their own.
     """
     size = len(backends)
-    offers = [backend.offer_group(rank, size) for rank, backend in enumerate(backends)]
+    offers = [backend.offer_group(rank, size, HERE) for rank, backend in enumerate(backends)]
     if host is not None:
         for rank, offer in enumerate(offers):
             offer["host"] = f"{host}{rank}"
@@ -122,7 +123,7 @@ def load(rank: Rank, backend: str, threads: int) -> None:
 
 
 def offer(rank: Rank, number: int, size: int) -> Any:
-    return rank.backend.offer_group(number, size)
+    return rank.backend.offer_group(number, size, HERE)
 
 
 def join(rank: Rank, number: int, size: int, offers: Any) -> None:

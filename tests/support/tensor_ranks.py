@@ -78,7 +78,9 @@ class Ranks:
             groups = [ThreadGroup(rank, size, self.meeting) for rank in range(size)]
         else:
             self.backends = [NativeBackend(threads=1) for _ in range(size)]
-            offers = [one.offer_group(rank, size) for rank, one in enumerate(self.backends)]
+            offers = [
+                one.offer_group(rank, size, "127.0.0.1") for rank, one in enumerate(self.backends)
+            ]
             groups = self.together(lambda rank: self.backends[rank].join_group(rank, size, offers))
         checkpoint = open_checkpoint(str(source)) if isinstance(source, Path) else source
         unit = column_unit(checkpoint)

@@ -40,8 +40,7 @@ def meet(
             meeting = stack.enter_context(Meeting(setup.host, 0, setup.key))
         own = None
         if place.tensor_size > 1:
-            own = backend.offer_group(place.tensor_rank, place.tensor_size)
-            own["address"] = setup.host
+            own = backend.offer_group(place.tensor_rank, place.tensor_size, setup.host)
         address = None if meeting is None else meeting.address
         offers = exchange(Offer(own, address, kernels))
         first = place.rank - place.tensor_rank

@@ -195,9 +195,9 @@ class Backend(Protocol):
 
     def batch_context(self, host: HostBatch, kv_layers: tuple[KVLayer, ...]) -> BatchContext: ...
 
-    def offer_group(self, rank: int, size: int) -> GroupOffer:
+    def offer_group(self, rank: int, size: int, address: str) -> GroupOffer:
         """What the others must know of this rank to make a group of `size` with it. What it opens
-        for them is kept until `join_group`.
+        for them is kept until `join_group`. address: of this machine, where the others reach it.
         """
         ...
 

@@ -19,17 +19,6 @@ def host_identity() -> str:
         return ""
 
 
-def own_address() -> str:
-    """The address from which this machine would reach others; 127.0.0.1 if it reaches none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
-        try:
-            end.connect(("192.0.2.1", 9))  # sends nothing; of a network that nobody has (RFC 5737)
-        except OSError:
-            return "127.0.0.1"
-        address: str = end.getsockname()[0]
-        return address
-
-
 def listening_socket(address: str) -> socket.socket:
     """On any free port of this address."""
     return socket.create_server((address, 0))

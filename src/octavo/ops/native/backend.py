@@ -186,8 +186,8 @@ class NativeBackend:
     def batch_context(self, host: HostBatch, kv_layers: tuple[KVLayer, ...]) -> BatchContext:
         return batch_context(self.runtime, host, kv_layers)
 
-    def offer_group(self, rank: int, size: int) -> GroupOffer:
-        self._offered = group.offer(rank, size)
+    def offer_group(self, rank: int, size: int, address: str) -> GroupOffer:
+        self._offered = group.offer(rank, size, address)
         return self._offered.offer
 
     def join_group(self, rank: int, size: int, offers: Sequence[GroupOffer]) -> group.NativeGroup:

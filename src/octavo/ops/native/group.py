@@ -16,7 +16,7 @@ import numpy as np
 from octavo.core.errors import ConfigError
 from octavo.ops.backend import GroupOffer
 from octavo.ops.native import _native
-from octavo.parallel.host import host_identity, listening_socket, own_address
+from octavo.parallel.host import host_identity, listening_socket
 
 PATIENCE_S = 300.0
 """How long a rank waits for the others. Ranks that die are noticed sooner by those who started
@@ -46,14 +46,14 @@ class Offered:
     listening: socket.socket | None = None
 
 
-def offer(rank: int, size: int) -> Offered:
+def offer(rank: int, size: int, address: str) -> Offered:
     """Rank 0 makes what all may meet by: memory without a name, which others of this machine open
     by this process and the number of a file, and a socket, for others.
     """
-    made = Offered({"host": host_identity(), "address": own_address()})
+    made = Offered({"host": host_identity(), "address": address})
     if rank > 0:
         return made
-    made.listening = listening_socket(str(made.offer["address"]))
+    made.listening = listening_socket(address)
     made.offer["port"] = made.listening.getsockname()[1]
     if made.offer["host"]:
         key = secrets.randbits(63)

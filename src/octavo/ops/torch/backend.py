@@ -38,7 +38,7 @@ from octavo.ops.torch.batch import TorchBatchContext, TorchKVLayer, TorchLatentL
 from octavo.ops.torch.dtypes import to_array, to_tensor, torch_dtype
 from octavo.ops.torch.group import TorchGroup, join
 from octavo.ops.torch.weights import TorchWeightPlan
-from octavo.parallel.host import listening_socket, own_address
+from octavo.parallel.host import listening_socket
 
 logger = logging.getLogger("octavo")
 
@@ -185,10 +185,10 @@ class TorchBackend:
             kv_slots=self.from_host(host.kv_slots),
         )
 
-    def offer_group(self, rank: int, size: int) -> GroupOffer:
-        offer: GroupOffer = {"address": own_address()}
+    def offer_group(self, rank: int, size: int, address: str) -> GroupOffer:
+        offer: GroupOffer = {"address": address}
         if rank == 0:
-            self._listening = listening_socket(str(offer["address"]))
+            self._listening = listening_socket(address)
             offer["port"] = self._listening.getsockname()[1]
         return offer
 

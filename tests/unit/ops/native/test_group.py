@@ -21,7 +21,7 @@ from octavo.ops.native.recorder import Recorded
 from octavo.ops.native.weight_formats import Format
 from octavo.ops.native.weights import pack_rows
 from support.backends import cpu_backend
-from support.ranks import RankProcess, gathered, of_its_own, on_ranks, rank_processes, reduced
+from support.ranks import HERE, RankProcess, gathered, of_its_own, on_ranks, rank_processes, reduced
 
 KEY = 5
 
@@ -250,7 +250,7 @@ def test_joining_without_an_offer() -> None:
 
 def test_an_offer_of_a_process_that_is_gone() -> None:
     own, other = backends(2)
-    offers = [own.offer_group(0, 2), other.offer_group(1, 2)]
+    offers = [own.offer_group(0, 2, HERE), other.offer_group(1, 2, HERE)]
     gone: GroupOffer = offers[0] | {"file": 12345}
     with pytest.raises(ConfigError, match=r"rank 1 can't use rank 0's memory .*start them"):
         other.join_group(1, 2, [gone, offers[1]])
@@ -279,7 +279,7 @@ def test_machines_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "octavo.ops.torch.group", raising=False)
     own = backends(1)[0]
-    offers = [own.offer_group(0, 2), {"host": "another", "address": "192.0.2.1"}]
+    offers = [own.offer_group(0, 2, HERE), {"host": "another", "address": "192.0.2.1"}]
     with pytest.raises(ConfigError, match=r"several machines, need torch .* 'octavo\[torch\]'"):
         own.join_group(0, 2, offers)
 
