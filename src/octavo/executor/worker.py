@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from octavo import machine
 from octavo.config import Config
 from octavo.core.dtypes import plain_kv_dtype
-from octavo.core.errors import ConfigError, InvariantError
+from octavo.core.errors import InvariantError
 from octavo.core.model_spec import KVFormat
 from octavo.executor.base import Progress
 from octavo.executor.messages import Place, Sizes, WorkerPlan
@@ -94,8 +94,14 @@ class Worker:
         self._sampler = Sampler(
             self.backend, max_num_seqs=config.scheduler.max_num_seqs, vocab_size=vocab_size
         )
-        self._model, layers = self._part(whole)
+        layers = range(len(shapes))
+        if place.num_stages > 1:  # the same for all ranks, whose shares may differ
+            layers = stages_of(whole, place.num_stages)[place.stage]
+        if place.tensor_size > 1:
+            unit = column_unit(checkpoint)
+            whole.shard(Share(place.tensor_rank, place.tensor_size, neighbours.group, unit))
         self._speculation = self._build_speculation(whole, dtype)
+        self._model = self._stage(whole, layers)
         weights = self._model.plan_weights(
             checkpoint, self.backend, dtype, config.model.quantization
         )
@@ -157,39 +163,26 @@ class Worker:
             group=self._neighbours.group,
         )
 
-    def _part(self, whole: EngineModel) -> tuple[EngineModel, range]:
-        """This rank's of the model, and which layers it has."""
-        place, group = self._place, self._neighbours.group
-        layers = range(len(whole.kv_shapes))
-        if place.num_stages > 1:  # the same for all ranks, whose shares may differ
-            layers = stages_of(whole, place.num_stages)[place.stage]
-        if place.tensor_size > 1:
-            unit = column_unit(self._checkpoint)
-            whole.shard(Share(place.tensor_rank, place.tensor_size, group, unit))
-        if place.num_stages == 1:
-            return whole, layers
-        methods = self._config.speculation.parsed.methods
-        looks_up = any(one["method"] in ("eagle", "eagle3") for one in methods)
-        embeds_drafts = place.is_last_stage and looks_up
-        return PipelineStage(decoder_to_cut(whole), layers, embeds_drafts=embeds_drafts), layers
+    def _stage(self, model: EngineModel, layers: range) -> EngineModel:
+        """What is computed here of the rank's part of the model."""
+        if self._place.num_stages == 1:
+            return model
+        embeds_drafts = self._speculation is not None and self._speculation.embeds_tokens
+        return PipelineStage(decoder_to_cut(model), layers, embeds_drafts=embeds_drafts)
 
-    def _build_speculation(self, whole: EngineModel, dtype: str) -> Proposers | None:
-        """All that guesses, with its weights loaded: where tokens are sampled."""
+    def _build_speculation(self, model: EngineModel, dtype: str) -> Proposers | None:
+        """All that guesses, with its weights loaded: where tokens are sampled. model: the rank's
+        part, of all stages.
+        """
         place, config = self._place, self._config
         methods = config.speculation.parsed.methods
-        if place.num_stages > 1 and any(one["method"] == "layer_skip" for one in methods):
-            raise ConfigError(
-                "--speculative-config: layer_skip guesses with the model's first layers, and under "
-                "--pipeline-parallel-size these are on another stage than the last; use ngram, "
-                "suffix, draft_model or eagle3, or --tensor-parallel-size"
-            )
         if not methods or not place.is_last_stage:
             return None
         from octavo.speculative.proposers import Proposers  # only who guesses loads it
         from octavo.speculative.registry import Target, build_proposers
 
         target = Target(
-            model=whole,
+            model=model,
             checkpoint=self._checkpoint,
             backend=self.backend,
             sampler=self._sampler,
@@ -199,6 +192,7 @@ class Worker:
             open_model=lambda name: open_model(
                 replace(config.model, model=name, revision=None)  # that of the target's
             ),
+            num_stages=place.num_stages,
         )
         return Proposers(build_proposers(methods, target))
 

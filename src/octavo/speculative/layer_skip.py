@@ -21,6 +21,12 @@ from octavo.speculative.registry import Options, Target, register
 @register("layer_skip")
 def build(options: Options, target: Target) -> LayerSkip:
     """The first `num_layers` layers; a quarter of them, if it isn't said how many."""
+    if target.num_stages > 1:
+        raise ConfigError(
+            "--speculative-config: layer_skip guesses with the model's first layers, and under "
+            "--pipeline-parallel-size these are on another stage than the last; use ngram, suffix, "
+            "draft_model or eagle3, or --tensor-parallel-size"
+        )
     decoder = target.decoder("layer_skip")
     a_quarter = max(len(decoder.blocks) // 4, 1)
     return LayerSkip(

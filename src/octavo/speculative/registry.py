@@ -24,7 +24,8 @@ class Target:
     """The model that is guessed for, still without weights, and what proposers may need of it.
 
     dtype, quantization: of its weights, as given to `Backend.plan_weights`. vocab_size: V, the
-    tokenizer's. open_model: by the name that a user gives; raises ConfigError.
+    tokenizer's. open_model: by the name that a user gives; raises ConfigError. num_stages: that it
+    is divided into; the last one is where guesses are made.
     """
 
     model: EngineModel
@@ -35,6 +36,7 @@ class Target:
     quantization: str | None
     vocab_size: int
     open_model: Callable[[str], Checkpoint]
+    num_stages: int = 1
 
     def decoder(self, method: str) -> CausalLM:
         """The model, for methods that use its layers. Raises ConfigError if they are not ours."""
