@@ -15,9 +15,9 @@ from octavo.executor.workers import Workers
 logger = logging.getLogger("octavo")
 
 
-# So the next step is there when one is done: planning, messages and all that follows a token (0.5 ms
-# or more of Python) hide behind it. The default model's decode step on two ranks: 4.8, not 5.7 ms
-# for one stream, 9.2, not 13 ms for eight (docs/log.md).
+# So the next step is there when one is done: planning, messages and all that follows a token (0.5
+# ms or more of Python) hide behind it. The default model's decode step on two ranks takes 4.8, not
+# 5.7 ms for one stream, and 9.2, not 13 ms for eight (docs/log.md).
 _STEPS_IN_FLIGHT = 2
 
 
