@@ -137,12 +137,29 @@ def build_engine(
     checkpoint = checkpoint or open_model(config.model)
     if config.backend.simulate is not None:
         return _simulated_engine(config, checkpoint, vocab_size, probe)
-    from octavo.executor.messages import Sizes
     from octavo.models.registry import engine_model
 
     model = engine_model(checkpoint.config)
     replica = 0 if share is None else share.replica
     crew = _crew(config, vocab_size, checkpoint, model, replica, probe)
+    try:
+        return _engine_of(crew, config, checkpoint, model, progress, share)
+    except BaseException:
+        crew.close()
+        raise
+
+
+def _engine_of(
+    crew: Crew,
+    config: Config,
+    checkpoint: Checkpoint,
+    model: EngineModel,
+    progress: Progress | None,
+    share: ReplicaShare | None,
+) -> tuple[EngineLoop, EngineFacts]:
+    """What `build_engine` makes, of those who compute the model."""
+    from octavo.executor.messages import Sizes
+
     plans = crew.plans
     first = plans[0]
     sizing = cache_size(config, plans, model.max_position, share)

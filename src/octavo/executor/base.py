@@ -89,6 +89,10 @@ class Crew(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Where it comes to no engine: leave nothing behind."""
+        ...
+
 
 class Probe(Protocol):
     """Takes the place of an engine's parts, hands all on to them, and sees what they take."""

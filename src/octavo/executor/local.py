@@ -50,6 +50,9 @@ class LocalWorker:
         self._probe = probe
         self.plans = (self._worker.plan,)
 
+    def close(self) -> None:
+        """It is garbage then."""
+
     def load(
         self, sizes: Sizes, progress: Progress | None = None
     ) -> tuple[Executor, SecondsByRows]:

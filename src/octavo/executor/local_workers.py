@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import closing, suppress
 
+from octavo.core.errors import ConfigError
 from octavo.executor.messages import Place
 from octavo.executor.worker_main import Begin
 from octavo.executor.workers import WorkerProcess
@@ -17,18 +18,26 @@ class LocalWorker:
     """A `WorkerProcess` on this machine."""
 
     def __init__(self, place: Place, timeout_s: float, *, gpu: str | None = None) -> None:
-        """gpu: the only one that it sees; None: as this process."""
-        self.lifeline, theirs = socket.socketpair()
-        with closing(theirs):
-            self._child = Child(
-                "octavo.executor.worker_main",
-                name=f"octavo-worker-{place.rank}",
-                pass_fds=[theirs.fileno()],
-                environment=environment_of(gpu),
-            )
-            self.channel = self._child.channel
-            with suppress(EOFError):
-                self.channel.send(Begin(theirs.fileno(), timeout_s))
+        """gpu: the only one that it sees; None: as this process. Raises ConfigError if the system
+        gives no process.
+        """
+        try:
+            self.lifeline, theirs = socket.socketpair()
+            with closing(theirs):
+                self._child = Child(
+                    "octavo.executor.worker_main",
+                    name=f"octavo-worker-{place.rank}",
+                    pass_fds=[theirs.fileno()],
+                    environment=environment_of(gpu),
+                )
+                self.channel = self._child.channel
+                with suppress(EOFError):
+                    self.channel.send(Begin(theirs.fileno(), timeout_s))
+        except OSError as error:
+            raise ConfigError(
+                f"{place} can't be started here ({error.strerror}); look at the machine's memory "
+                "and its limits on processes and files (ulimit -u, ulimit -n)"
+            ) from error
 
     @property
     def pid(self) -> int:
@@ -58,7 +67,9 @@ def environment_of(gpu: str | None) -> dict[str, str] | None:
 def launch_here(
     places: Sequence[Place], gpus: Sequence[str | None], *, timeout_s: float
 ) -> list[WorkerProcess]:
-    """Children of this process. timeout_s: see `Lifeline`."""
+    """Children of this process. timeout_s: see `Lifeline`. Raises ConfigError if the system gives
+    no process for one; then none is left.
+    """
     processes: list[WorkerProcess] = []
     try:
         for place, gpu in zip(places, gpus, strict=True):

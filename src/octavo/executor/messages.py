@@ -134,7 +134,6 @@ class Run(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """The worker ends. is_refusal: because of the settings or the model; else something failed."""
+    """The worker refuses, because of the settings or the model, and ends."""
 
     why: str
-    is_refusal: bool = False

@@ -109,6 +109,9 @@ class MultiprocExecutor:
         except OctavoError as error:
             raise EngineDeadError(f"the workers could not be started again: {error}") from error
 
-    def shutdown(self) -> None:
+    def close(self) -> None:
         self._workers.close()
         self._launcher.close()
+
+    def shutdown(self) -> None:
+        self.close()

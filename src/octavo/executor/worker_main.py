@@ -60,7 +60,7 @@ def work(
     except EOFError:
         raise
     except ConfigError as error:
-        channel.send(Ending(str(error), is_refusal=True))
+        channel.send(Ending(str(error)))
     except MemoryError:
         logger.critical("out of memory", exc_info=True)
         life.say_last("has run out of memory")

@@ -6,11 +6,12 @@ import logging
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from octavo.core.errors import ConfigError, EngineDeadError, InvariantError, OctavoError
+from octavo.core.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.core.step import StepOutput
 from octavo.executor.messages import (
     Ending,
@@ -30,7 +31,8 @@ logger = logging.getLogger("octavo")
 
 T = TypeVar("T")
 
-# A worker whose channel has ended is heard of on its lifeline at about the same time.
+# Whose channel has ended is heard of on its lifeline when its process has ended, too.
+_LOSS_SECONDS = 3.0
 _REASON_SECONDS = 1.0
 _END_SECONDS = 5.0
 
@@ -68,7 +70,10 @@ class Workers:
         refuses, EngineDeadError if one is lost.
         """
         self.failure: str | None = None
-        self._failed = threading.Event()
+        self._lost: int | None = None  # who was the first to go
+        self._has_lost = threading.Event()
+        self._endings: dict[int, Ending] = {}
+        self._is_running = False
         self._places = [setup.place for setup in setups]
         self._processes = launch(self._places)
         self._watch = Watch(
@@ -76,20 +81,18 @@ class Workers:
             timeout_s,
             self._lose,
         )
+        self._reporter = next(
+            place.rank for place in self._places if place.is_last_stage and place.tensor_rank == 0
+        )
         try:
-            for process, setup in zip(self._processes, setups, strict=True):
-                self._send(process, packed(setup))
+            for setup in setups:
+                self._send(setup.place.rank, packed(setup))
             offers = self._answers(Offer)
             self._send_all(offers)
             self.plans: list[WorkerPlan] = self._answers(WorkerPlan)
         except BaseException:
             self.kill()
             raise
-        self._reporter = next(
-            process
-            for process, place in zip(self._processes, self._places, strict=True)
-            if place.is_last_stage and place.tensor_rank == 0
-        ).channel
 
     def load(
         self, sizes: Sizes, progress: Callable[[int, int], None] | None = None
@@ -102,21 +105,27 @@ class Workers:
             if progress is not None:
                 progress(sum(one.done for one in done), sum(one.total for one in done))
 
-        self._send_all(sizes)
-        return self._answers(Loaded, hear)
+        try:
+            self._send_all(sizes)
+            loaded = self._answers(Loaded, hear)
+        except BaseException:
+            self.kill()
+            raise
+        self._is_running = True
+        return loaded
 
     def run(self, message: Run) -> None:
         """Have them compute a step. Raises EngineDeadError."""
-        data = packed(message)
-        for process in self._processes:
-            self._send(process, data)
+        self._send_all(message)
 
     def output(self) -> StepOutput:
         """Of the next step; waits for it. Raises EngineDeadError."""
         try:
-            output: StepOutput = self._reporter.receive()
+            output = self._processes[self._reporter].channel.receive()
         except EOFError:
-            raise self._loss() from None
+            raise self._loss(self._reporter) from None
+        if not isinstance(output, StepOutput):
+            raise self._loss(self._reporter, output)
         return output
 
     def check(self) -> None:
@@ -125,15 +134,17 @@ class Workers:
             raise EngineDeadError(self.failure)
 
     def close(self) -> None:
-        """End them: their channels close, and they go."""
+        """End them: their channels close, and they go. Harmless when they have ended."""
         self._watch.close()
         for process in self._processes:
             process.channel.close()
+        limit = time.monotonic() + _END_SECONDS
         for process in self._processes:
-            process.wait(_END_SECONDS)
+            process.wait(max(0.0, limit - time.monotonic()))
         self._kill_all()
 
     def kill(self) -> None:
+        """End them by force; harmless when they have ended."""
         self._watch.close()
         self._kill_all()
         for process in self._processes:
@@ -143,14 +154,14 @@ class Workers:
 
     def _send_all(self, message: Any) -> None:
         data = packed(message)
-        for process in self._processes:
-            self._send(process, data)
+        for rank in range(len(self._processes)):
+            self._send(rank, data)
 
-    def _send(self, process: WorkerProcess, data: bytes) -> None:
+    def _send(self, rank: int, data: bytes) -> None:
         try:
-            process.channel.send_packed(data)
+            self._processes[rank].channel.send_packed(data)
         except EOFError:
-            raise self._loss() from None
+            raise self._loss(rank) from None
 
     def _answers(
         self, kind: type[T], hear: Callable[[int, Progress], None] | None = None
@@ -166,17 +177,16 @@ class Workers:
                     try:
                         messages = self._processes[rank].channel.receive_all(wait=False)
                     except EOFError:
-                        raise self._loss() from None
+                        raise self._loss(rank) from None
                     for message in messages:
-                        if isinstance(message, kind):
-                            answers[rank] = message
-                            selector.unregister(key.fileobj)
-                        elif isinstance(message, Progress) and hear is not None:
+                        if isinstance(message, Progress) and hear is not None:
                             hear(rank, message)
-                        elif isinstance(message, Ending):
-                            raise _refusal(message)
+                        elif isinstance(message, kind) and rank not in answers:
+                            answers[rank] = message
                         else:
-                            raise InvariantError(f"{self._places[rank]} says {message!r}")
+                            raise self._loss(rank, message)
+                    if rank in answers:
+                        selector.unregister(key.fileobj)
         return [answers[rank] for rank in range(len(self._processes))]
 
     # --- ends ----------------------------------------------------------------------------------
@@ -187,25 +197,47 @@ class Workers:
         process = self._processes[rank]
         if not words:
             process.wait(_REASON_SECONDS)
-        self.failure = f"{self._places[rank]} {words or process.ending()}"
-        logger.critical("%s; ending the other workers", self.failure)
-        self._kill_all()
-        self._failed.set()
+        self._end_all(rank, words or process.ending())
 
-    def _loss(self) -> OctavoError:
-        """Why a worker that should have answered did not."""
-        self._failed.wait(_REASON_SECONDS)
-        for process in self._processes:  # one that refused may be why others are gone
+    def _end_all(self, lost: int, why: str) -> None:
+        self._lost = lost
+        self.failure = f"{self._places[lost]} {why}"
+        if lost not in self._endings:  # else it has said why
+            logger.critical("%s; ending the other workers", self.failure)
+        self._kill_all()
+        self._has_lost.set()
+
+    def _loss(self, rank: int, message: object = None) -> OctavoError:
+        """What is to be raised since a worker has ended its channel, or says what it should not.
+        It need not be the one to blame: others end because one has.
+        """
+        why, seconds = "has closed its connection", _LOSS_SECONDS
+        if isinstance(message, Ending):
+            self._endings[rank] = message
+        elif message is not None:
+            logger.critical("%s says %.200r", self._places[rank], message)
+            why, seconds = "has sent what it should not", 0.0
+        if not self._has_lost.wait(seconds):
+            self._watch.stop()
+            if not self._has_lost.is_set():
+                self._end_all(rank, why)
+        return self._reason()
+
+    def _reason(self) -> OctavoError:
+        """Why the first of them is gone."""
+        for rank, process in enumerate(self._processes):
             with suppress(EOFError):
                 for message in process.channel.receive_all(wait=False):
                     if isinstance(message, Ending):
-                        return _refusal(message)
-        return EngineDeadError(self.failure or "a worker is gone")
+                        self._endings[rank] = message
+        if self._lost is None or self._lost not in self._endings:
+            return EngineDeadError(self.failure)
+        why = self._endings[self._lost].why
+        if not self._is_running:
+            return ConfigError(why)
+        self.failure = f"{self._places[self._lost]} has ended: {why}"
+        return EngineDeadError(self.failure)
 
     def _kill_all(self) -> None:
         for process in self._processes:
             process.kill()
-
-
-def _refusal(ending: Ending) -> OctavoError:
-    return ConfigError(ending.why) if ending.is_refusal else EngineDeadError(ending.why)

@@ -145,7 +145,9 @@ class Channel:
         """Take more bytes in; their number."""
         try:
             data = self._socket.recv(_READ_BYTES, flags)
-        except ConnectionError:  # it is gone and has not read everything
+        except BlockingIOError:
+            raise
+        except OSError:  # it is gone and has not read everything; or this end has been closed
             data = b""
         if not data:
             raise EOFError("the other end is gone")

@@ -89,11 +89,15 @@ class Watch:
         self._thread = threading.Thread(target=self._watch, name="octavo-watch", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Watch no longer; ends that are still open are closed."""
+    def stop(self) -> None:
+        """Watch no longer; a call of `on_loss` has returned then, and none follows."""
         self._is_over.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def close(self) -> None:
+        """The same, and close the ends."""
+        self.stop()
         self._selector.close()
         for end in self._ends.values():
             end.close()

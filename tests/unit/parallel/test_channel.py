@@ -149,7 +149,7 @@ def test_plain_data_comes_whole() -> None:
         [offer, offer],
         Progress(1, 2),
         Run(step, (output,)),
-        Ending("it does not fit", is_refusal=True),
+        Ending("it does not fit"),
         ConfigError("it does not fit"),
         FinishReason.STOP,
         {"set": {1, 2}, "of": frozenset({(3, None)})},
