@@ -1,4 +1,6 @@
-"""Several engines with the same model, each in a process of its own (--data-parallel-size)."""
+"""Several engines with the same model, each in a process of its own (--data-parallel-size); or one
+whose process is started again when it dies (--restart-workers).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def replicated_client(
     children: Sequence[EngineChild],
 ) -> Replicas:
     """A client of several engines, each built in one of `children`, all at the same time; its
-    `facts` are EngineFacts. Raises ConfigError for more than the machine has.
+    `facts` are EngineFacts. Raises ConfigError for more than the machine has, and for recorded
+    steps, which are one engine's from its start to its end.
 
     progress: of the first; the others do the same.
     """
@@ -45,12 +48,16 @@ def replicated_client(
             f"--record-steps records one engine, but --data-parallel-size is {len(children)}; "
             "leave one of them out"
         )
-    shares = replica_shares(config.parallel, config.backend, on_gpu=_is_for_gpus(config.backend))
+    shares: Sequence[ReplicaShare | None] = [None]  # one alone has the whole machine
+    if len(children) > 1:
+        on_gpu = _is_for_gpus(config.backend)
+        shares = replica_shares(config.parallel, config.backend, on_gpu=on_gpu)
     builds = []
     for number, share in enumerate(shares):
-        one = replace(config, backend=replace(config.backend, threads=share.threads))
+        threads = config.backend.threads if share is None else share.threads
+        own = replace(config, backend=replace(config.backend, threads=threads))
         shown = progress if number == 0 else None
-        build = partial(build_engine, one, vocab_size, shown, checkpoint, share=share)
+        build = partial(build_engine, own, vocab_size, shown, checkpoint, share=share)
         builds.append(partial(_build_in_child, config.server.log_level, share, build))
     engines = []
     for there, child in zip(builds, children, strict=True):
@@ -88,12 +95,14 @@ def _is_for_gpus(config: BackendConfig) -> bool:
 
 
 def _build_in_child(
-    log_level: str, share: ReplicaShare, build: Callable[[], tuple[EngineLoop, EngineFacts]]
+    log_level: str, share: ReplicaShare | None, build: Callable[[], tuple[EngineLoop, EngineFacts]]
 ) -> tuple[EngineLoop, EngineFacts]:
     """In a new process, which has no logging of its own yet, has not looked for GPUs, and has no
     threads that compute.
     """
     log_to_stderr(log_level)
+    if share is None:
+        return build()
     if share.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.gpus)
     if share.cpus and hasattr(os, "sched_setaffinity"):  # Linux
@@ -101,7 +110,7 @@ def _build_in_child(
     return build()
 
 
-def _combined(config: Config, share: ReplicaShare, facts: Sequence[EngineFacts]) -> Combined:
+def _combined(config: Config, share: ReplicaShare | None, facts: Sequence[EngineFacts]) -> Combined:
     """Engines were given the same, so what one says of itself holds for all; where they came to
     differ all the same, what the least of them can do is promised.
     """
@@ -111,10 +120,9 @@ def _combined(config: Config, share: ReplicaShare, facts: Sequence[EngineFacts])
     blocks = [one.num_blocks for one in facts]
     known = blocks if config.cache.caches_prefixes else [0] * len(facts)
     least = min(facts, key=lambda one: one.max_model_len)
-    engines = Decision(
-        "engines",
-        str(len(facts)),
-        f"--data-parallel-size; {share.describe()}; what follows is of each",
-    )
-    together = replace(least, num_blocks=sum(blocks), decisions=(engines, *least.decisions))
+    decisions = least.decisions
+    if share is not None:
+        reason = f"--data-parallel-size; {share.describe()}; what follows is of each"
+        decisions = (Decision("engines", str(len(facts)), reason), *decisions)
+    together = replace(least, num_blocks=sum(blocks), decisions=decisions)
     return Combined(together, Router(config.cache.block_size, known), blocks)

@@ -101,6 +101,15 @@ def build_nothing() -> tuple[EngineLoop, str]:
     raise ConfigError("there is no such model")
 
 
+def build_for_ever() -> tuple[EngineLoop, str]:
+    time.sleep(3600)
+    raise NotImplementedError
+
+
+def build_without_a_worker() -> tuple[EngineLoop, str]:
+    raise EngineDeadError("worker 1 has run out of memory")
+
+
 def _executor(die_at: int, fail_at: int, delay_s: float) -> TruthExecutor:
     die = die_at_step(die_at)
 

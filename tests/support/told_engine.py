@@ -88,14 +88,15 @@ class ToldEngine(SingleEngine):
         """As a process that is killed."""
         self._die("killed")
 
-    def fail(self) -> None:
+    def fail(self, *, is_hopeless: bool = False) -> None:
         """As an engine that has lost its executor, and can still say so."""
         deltas = [
             TokenDelta(i, n, (), finish_reason=FinishReason.ERROR, error="no executor")
             for i, stream in self._streams.items()
             for n in range(stream.num_unfinished)
         ]
-        self._take(Report([], deltas, self.totals, "no executor", True))
+        report = Report([], deltas, self.totals, "no executor", True, is_hopeless=is_hopeless)
+        self._take(report)
 
     def _send(self, command: Command) -> None:
         self.commands.append(command)

@@ -34,6 +34,11 @@ def test_engines_as_one(caches: bool) -> None:
     assert known is caches
 
 
+def test_one_engine_is_described_as_if_it_were_none_of_several() -> None:
+    combined = _combined(Config.from_flat({"restart_workers": True}), None, [facts(512, 10)])
+    assert combined.facts == facts(512, 10)
+
+
 @pytest.mark.parametrize(
     ("backend", "is_for_gpus"),
     [

@@ -93,7 +93,9 @@ def _engine(
     config: Config, checkpoint: Checkpoint, vocab_size: int, children: Sequence[EngineChild]
 ) -> EngineClient:
     """In these processes; in this one if there are none."""
-    if len(children) > 1:
+    # What one engine records, another can't go on with.
+    starts_again = config.parallel.restart_workers and config.scheduler.record_steps is None
+    if len(children) > 1 or (children and starts_again):
         from octavo.replication import replicated_client  # only who has several loads it
 
         return replicated_client(config, checkpoint, vocab_size, LoadingBar(), children)

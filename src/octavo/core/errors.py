@@ -57,5 +57,9 @@ class EngineDeadError(OctavoError):
     """The executor or the engine process is gone; nothing can be served until a restart."""
 
 
+class TooManyDeathsError(EngineDeadError):
+    """It has been started again too often of late, and will not be once more."""
+
+
 class InvariantError(OctavoError):
     """A state that the code promises can't happen."""

@@ -163,10 +163,13 @@ class EngineClient(ABC):
 
 
 class SingleEngine(EngineClient):
-    """One engine, in this process or another. facts: what `build` said of it."""
+    """One engine, in this process or another. facts: what `build` said of it. is_hopeless: it has
+    died, and started what computes again, as often as it may; another would die as well.
+    """
 
     def __init__(self, build: Build) -> None:
         super().__init__()
+        self.is_hopeless = False
         self._build = build
         self._streams: dict[str, RequestStream] = {}
         self._answers: dict[str, asyncio.Future[LiveLimits | None]] = {}
@@ -246,6 +249,7 @@ class SingleEngine(EngineClient):
         """Hand a report's news to those who wait for it. Called on the event loop."""
         self.stats = report.stats
         self.is_restarting = report.is_restarting
+        self.is_hopeless |= report.is_hopeless
         if report.error is not None:
             # Known before its last deltas are heard: they end what it can't go on with.
             self.error = report.error

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
-from octavo.core.errors import EngineDeadError, OctavoError, RequestError
+from octavo.core.errors import EngineDeadError, OctavoError, RequestError, TooManyDeathsError
 from octavo.core.request import Request
 from octavo.core.step import LiveLimits, TokenDelta
 from octavo.engine.loop import EngineLoop
@@ -54,7 +55,10 @@ def drive(loop: EngineLoop, receive: Receive, send: Callable[[Report], None]) ->
     except Exception as error:  # those who wait must hear of it, whatever it was
         logger.critical("the engine has died", exc_info=True)
         # Only Octavo's own messages are fit for users' eyes.
-        driver.die(str(error) if isinstance(error, OctavoError) else "internal error")
+        driver.die(
+            str(error) if isinstance(error, OctavoError) else "internal error",
+            is_hopeless=isinstance(error, TooManyDeathsError),
+        )
     finally:
         loop.close()
 
@@ -103,11 +107,11 @@ class _Driver:
         self._deltas += self._loop.abort_all()
         self._report(closed=True)
 
-    def die(self, error: str) -> None:
+    def die(self, error: str, *, is_hopeless: bool = False) -> None:
         try:
             self._deltas += self._loop.abandon(error)
         finally:  # whatever state the loop is in, those who wait must hear of it
-            self._report(error=error, closed=True)
+            self._report(error=error, closed=True, is_hopeless=is_hopeless)
 
     def _go_on_after(self, death: EngineDeadError) -> None:
         """With another executor. Raises EngineDeadError if there is to be none."""
@@ -130,9 +134,8 @@ class _Driver:
         except RequestError as refusal:
             return refusal
 
-    def _report(
-        self, error: str | None = None, closed: bool = False, is_restarting: bool = False
-    ) -> None:
+    def _report(self, **state: Any) -> None:
+        """state: fields of the report."""
         answers, self._answers = self._answers, []
         deltas, self._deltas = self._deltas, []
-        self._send(Report(answers, deltas, self._loop.stats(), error, closed, is_restarting))
+        self._send(Report(answers, deltas, self._loop.stats(), **state))

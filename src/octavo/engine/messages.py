@@ -47,7 +47,7 @@ class Report(NamedTuple):
     """What happened since the last one. answers: of each `Add`, None if it was accepted, and of
     each `SetLimits`, the limits in force; or the refusal of either. error: why the engine has died.
     closed: nothing follows. is_restarting: its executor has died, and until the next report it
-    starts another.
+    starts another. is_hopeless: it has died as often as it may.
     """
 
     answers: list[tuple[str, Answer]]
@@ -56,6 +56,7 @@ class Report(NamedTuple):
     error: str | None = None
     closed: bool = False
     is_restarting: bool = False
+    is_hopeless: bool = False
 
     def packed(self) -> tuple[Any, ...]:
         """The same in plain tuples, which take a third of the time to pickle and to read."""

@@ -275,8 +275,7 @@ class Replicas(EngineClient):
     def _may_come_back(self) -> bool:
         """Whether an engine that is dead may live again."""
         return self._again is not None and any(
-            not replica.is_up and replica.num_failures < len(_RESTART_DELAYS_S)
-            for replica in self._replicas
+            not replica.is_up and replica.may_start_again for replica in self._replicas
         )
 
     def _take_part(self, replica: _Replica) -> None:
@@ -313,7 +312,8 @@ class Replicas(EngineClient):
             stats = self._summed.died(replica.number)
             logger.error("engine %d of %d: %s", replica.number, len(self._replicas), error)
             if not self._living() and not self._may_come_back():
-                self._close(f"all engines have died; the last one: {error}")
+                is_one = len(self._replicas) == 1
+                self._close(error if is_one else f"all engines have died; the last one: {error}")
             self._tell(stats)
 
     def _close(self, error: str) -> None:
@@ -337,12 +337,12 @@ class Replicas(EngineClient):
                 return
             if not await self._start_again(replica, self._again):
                 if not self._living() and not self._may_come_back():
-                    self._close("all engines have died, and starting them again has failed")
+                    self._close("no engine lives, and starting one again has failed")
                 return
 
     async def _start_again(self, replica: _Replica, again: Callable[[int], SingleEngine]) -> bool:
         """Whether it could be."""
-        while replica.num_failures < len(_RESTART_DELAYS_S):
+        while replica.may_start_again:
             await asyncio.sleep(_RESTART_DELAYS_S[replica.num_failures])
             logger.info("engine %d is being started again", replica.number)
             client = again(replica.number)
@@ -371,6 +371,10 @@ class _Replica:
         self.client = client
         self.is_up = False
         self.num_failures = 0
+
+    @property
+    def may_start_again(self) -> bool:
+        return self.num_failures < len(_RESTART_DELAYS_S) and not self.client.is_hopeless
 
 
 class _Attempt(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from octavo.core.errors import EngineDeadError
+from octavo.core.errors import EngineDeadError, TooManyDeathsError
 from octavo.scheduler.plan import Interrupted
 
 MOST_RESTARTS = 3
@@ -25,13 +25,13 @@ class Restarts:
         return len(self._times)
 
     def allow(self, death: EngineDeadError, now: float) -> None:
-        """Count one more restart. Raises EngineDeadError if there were too many of late: what
+        """Count one more restart. Raises TooManyDeathsError if there were too many of late: what
         always dies again is not cured by another start.
         """
         while self._times and now - self._times[0] > WITHIN_SECONDS:
             self._times.popleft()
         if len(self._times) >= MOST_RESTARTS:
-            raise EngineDeadError(
+            raise TooManyDeathsError(
                 f"{death}; it was started again {MOST_RESTARTS} times within "
                 f"{WITHIN_SECONDS / 60:g} minutes already, and will not be once more"
             ) from death

@@ -69,8 +69,8 @@ def server_error(error: Exception) -> RequestError:
         return error
     if isinstance(error, EngineDeadError):
         logger.error("request failed: %s", error)
-    else:
-        logger.error("unexpected error in a request", exc_info=error)
+        return RequestError(f"{SERVER_ERROR} ({sanitized(str(error))})", status=500)
+    logger.error("unexpected error in a request", exc_info=error)
     return RequestError(SERVER_ERROR, status=500)
 
 

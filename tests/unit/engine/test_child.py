@@ -16,7 +16,12 @@ from octavo.core.errors import ConfigError, EngineDeadError
 from octavo.engine.child import EngineChild
 from octavo.engine.process import EngineProcess
 from support.child_functions import build_with_facts, modules, warm_up
-from support.engines import build_loop, build_nothing
+from support.engines import (
+    build_for_ever,
+    build_loop,
+    build_nothing,
+    build_without_a_worker,
+)
 
 
 def facts_of(child: EngineChild, make_facts: Any) -> Any:
@@ -64,6 +69,14 @@ def test_it_ends_when_its_parent_does(capfd: pytest.CaptureFixture[str]) -> None
     assert capfd.readouterr().err == ""
 
 
+def test_it_ends_when_its_parent_does_though_it_builds() -> None:
+    child = EngineChild()
+    child.begin(build_for_ever)
+    child.channel.close()
+    child.wait(30)
+    assert child.exit_code == 1
+
+
 def test_modules_of_the_current_folder_do_not_shadow_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +92,13 @@ def test_why_nothing_was_built_is_told() -> None:
         child.begin(build_nothing)
         with pytest.raises(ConfigError, match="there is no such model"):
             asyncio.run(EngineProcess(build_nothing, child).start())
+
+
+def test_whom_it_lost_while_it_was_built_is_told() -> None:
+    with EngineChild() as child:
+        child.begin(build_without_a_worker)
+        with pytest.raises(EngineDeadError, match=r"^worker 1 has run out of memory"):
+            asyncio.run(EngineProcess(build_without_a_worker, child).start())
 
 
 def test_a_child_that_was_killed_before_its_work_is_told() -> None:

@@ -153,6 +153,7 @@ def test_but_not_for_ever() -> None:
     assert executor.num_restarts == MOST_RESTARTS
     assert reports[-1].error is not None
     assert reports[-1].error.startswith("worker 1 does not start; it was started again 3 times")
+    assert reports[-1].is_hopeless
     finals = [d for d in deltas_of(reports) if d.finish_reason is not None]
     assert [d.finish_reason for d in finals] == [FinishReason.ERROR] * 3
 

@@ -461,6 +461,19 @@ def test_an_engine_that_cannot_come_back_is_given_up() -> None:
     run(Group(1, spare=[ToldEngine(fails_to_start=True) for _ in range(2)]), body)
 
 
+@pytest.mark.usefixtures("_no_delays")
+def test_an_engine_that_has_started_its_workers_too_often_is_given_up() -> None:
+    async def body(group: Group) -> None:
+        _, items = await group.accepted(request())
+        group[0].fail(is_hopeless=True)
+        await asyncio.wait_for(group.client.wait_closed(), 5)
+        assert group.client.error == "no executor", "it is the only one"
+        assert [str(item) for item in items] == ["no executor"]
+        assert len(group.spare) == 1
+
+    run(Group(1, spare=[ToldEngine()]), body)
+
+
 # --- everything else ------------------------------------------------------------------------------
 
 

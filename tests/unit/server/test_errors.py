@@ -23,9 +23,14 @@ def test_a_full_queue_may_be_tried_again() -> None:
 
 
 def test_unexpected_errors_tell_nothing() -> None:
-    for error in (ValueError("/secret/path"), EngineDeadError("cuda at 0xdeadbeef")):
-        known = server_error(error)
-        assert (known.message, known.status) == (SERVER_ERROR, 500)
+    known = server_error(ValueError("/secret/path"))
+    assert (known.message, known.status) == (SERVER_ERROR, 500)
+
+
+def test_why_the_engine_is_dead_is_told_without_addresses() -> None:
+    known = server_error(EngineDeadError("worker 1 has failed (cuda at 0xdeadbeef)"))
+    assert known.message == f"{SERVER_ERROR} (worker 1 has failed (cuda at ...))"
+    assert known.status == 500
 
 
 def test_sanitized_messages_have_no_paths_or_addresses() -> None:
