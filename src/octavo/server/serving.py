@@ -39,6 +39,7 @@ class Serving:
             config.metrics_prefix, model.name, model.max_model_len, cache_info, speculation
         )
         engine.on_stats = self.metrics.on_stats
+        self.metrics.on_stats(engine.stats)  # as it is before its first step
         self._open: set[Generation] = set()
         self._is_closing = False
 
