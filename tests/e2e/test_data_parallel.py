@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from support.checkpoints import VOCAB_SIZE
 from support.serve_command import ServeProcess, is_alive, refusal, serving, wait_until
+from support.streams import Reader
 
 TWO = ("--data-parallel-size", "2")
 
@@ -44,30 +44,6 @@ def usage(reply: httpx.Response) -> dict[str, Any]:
 
 def cached(reply: httpx.Response) -> int:
     return int(usage(reply)["prompt_tokens_details"]["cached_tokens"])
-
-
-class Reader(threading.Thread):
-    """Reads a stream; `started` is set at its first event."""
-
-    def __init__(self, server: ServeProcess, body: dict[str, Any]) -> None:
-        super().__init__()
-        self.started = threading.Event()
-        self.events: list[str] = []
-        self._url, self._body = f"{server.url}/v1/completions", body
-        self.start()
-
-    def run(self) -> None:
-        with httpx.stream(
-            "POST", self._url, json={**self._body, "stream": True}, timeout=60, verify=False
-        ) as reply:
-            for line in reply.iter_lines():
-                if line.startswith("data:"):
-                    self.events.append(line)
-                    self.started.set()
-
-    @property
-    def has_failed(self) -> bool:
-        return '"error"' in self.events[-2]
 
 
 def test_two_engines_say_what_one_says(server: ServeProcess, pair: ServeProcess) -> None:
