@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
+import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -29,14 +31,20 @@ if TYPE_CHECKING:
     from octavo.engine.client import EngineClient
     from octavo.text.served_model import ServedModel
 
+logger = logging.getLogger("octavo")
+
 
 def serve(config: Config, *, own_process: bool = True) -> None:
-    """Serve until a signal ends it. Raises ConfigError if it can't.
+    """Serve until a signal ends it, or take part in it on another machine than the first. Raises
+    ConfigError if it can't.
 
     The port is taken first: that it is in use is told before a model is loaded. own_process: of the
     engine; a benchmark compares.
     """
     log_to_stderr(config.server.log_level)
+    if config.parallel.node_rank > 0:
+        _take_part(config)
+        return
     num_engines = config.parallel.data_parallel_size
     with bind(config.server) as listener, ExitStack() as children:
         processes = [
@@ -87,6 +95,23 @@ def serve(config: Config, *, own_process: bool = True) -> None:
             print(banner(url, model().name, decisions, has_template, needs_key), flush=True)
 
         asyncio.run(run.serve(make_app, engine, config.server, listener, on_ready))
+
+
+def _take_part(config: Config) -> None:
+    """Compute what machine 0 says, without a port for clients. Raises ConfigError, EngineDeadError;
+    SystemExit when a signal ends it.
+    """
+    from octavo.executor.nodes import run_agent
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+    assembly.open_model(config.model)  # what that downloads is there for the workers
+    run_agent(config)
+
+
+def _leave(number: int, frame: object) -> None:
+    logger.info("%s received", signal.Signals(number).name)
+    raise SystemExit(0)
 
 
 def _engine(

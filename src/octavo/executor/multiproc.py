@@ -61,8 +61,8 @@ class MultiprocExecutor:
         self._launcher = launcher
         try:
             self._workers = start()
-        except BaseException:
-            launcher.close()
+        except BaseException as error:
+            launcher.close(str(error))
             raise
 
     @property
@@ -110,8 +110,9 @@ class MultiprocExecutor:
             raise EngineDeadError(f"the workers could not be started again: {error}") from error
 
     def close(self) -> None:
+        failure = self._workers.failure
         self._workers.close()
-        self._launcher.close()
+        self._launcher.close(failure)
 
     def shutdown(self) -> None:
         self.close()

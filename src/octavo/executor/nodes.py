@@ -7,10 +7,13 @@ that it is told to, and ends when the engines do.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from octavo.config import Config, knobs
@@ -18,6 +21,7 @@ from octavo.core.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.executor.local_workers import LocalWorker, environment_of
 from octavo.executor.messages import Place
 from octavo.executor.remote_workers import Gate, Ticket
+from octavo.executor.seats import check_machines, replicas_on
 from octavo.executor.workers import WorkerProcess
 from octavo.parallel.channel import Channel, plain_loads
 from octavo.parallel.child import Child
@@ -26,14 +30,20 @@ from octavo.parallel.meeting import Address, join
 logger = logging.getLogger("octavo")
 
 _AGENT_SECONDS = 600.0
+_UNNOTICED_SECONDS = 15.0
+"""So long may a connection to a machine that has fallen silent look alive."""
 _NO_KEY = b"octavo"
 # Sections that all machines must agree on, but for what is a machine's own.
 _COMMON = ("model", "cache", "scheduler", "speculation", "backend", "parallel")
 _OWN = ("node_rank", "tokenizer", "chat_template", "record_steps")
 
 
-class Joined(NamedTuple):
-    """An agent's first message. settings: those that all machines must agree on."""
+class Call(NamedTuple):
+    """To an agent: is it there? It answers with `Present`."""
+
+
+class Present(NamedTuple):
+    """An agent's answer. settings: those that all machines must agree on."""
 
     settings: dict[str, Any]
 
@@ -56,7 +66,9 @@ class Refused(NamedTuple):
 
 
 class Done(NamedTuple):
-    """To an agent: the engine has shut down."""
+    """To an agent: the engine has ended. error: None if it was told to."""
+
+    error: str | None
 
 
 def engine_address(config: Config, replica: int) -> Address:
@@ -98,52 +110,58 @@ class NodeLauncher:
         self._gate = Gate(host, port, cluster_key(config), self._timeout_s)
         self._settings = common_settings(config)
         self._node_of = node_of
+        self._wait_s = _AGENT_SECONDS
+        # Requests of an engine that waits for a machine may be better off with another engine.
+        self._wait_again_s = self._timeout_s if parallel.data_parallel_size > 1 else _AGENT_SECONDS
 
     def launch(self, places: Sequence[Place], gpus: Sequence[str | None]) -> list[WorkerProcess]:
         """Raises ConfigError if a machine or a worker doesn't come."""
         processes: dict[int, WorkerProcess] = {}
-        tickets: dict[int, tuple[Ticket, int]] = {}
+        tickets: list[tuple[Place, Ticket, int, Channel]] = []
         try:
             for place, gpu in zip(places, gpus, strict=True):
                 node = self._node_of[place.rank]
                 if node == 0:
                     processes[place.rank] = LocalWorker(place, self._timeout_s, gpu=gpu)
                     continue
-                tickets[place.rank] = ticket, _ = self._gate.ticket(place), node
-                self._agent(node).send(StartWorker(ticket, gpu))
-            for place in places:
-                if place.rank in tickets:
-                    ticket, node = tickets[place.rank]
-                    end = partial(self._end_workers, node)
-                    processes[place.rank] = self._gate.admit(ticket, place, end)
-        except EOFError:
-            _kill(processes)
-            raise ConfigError("a machine was lost while workers were started on it") from None
-        except BaseException:
-            _kill(processes)
+                ticket, agent = self._gate.ticket(place), self._agent(node)
+                agent.send(StartWorker(ticket, gpu))
+                tickets.append((place, ticket, node, agent))
+            for place, ticket, node, agent in tickets:
+                processes[place.rank] = self._gate.admit(
+                    ticket, place, partial(self._end_workers, node), partial(_look_after, agent)
+                )
+        except BaseException as error:
+            for process in processes.values():
+                process.kill()
+            for _, _, node, _ in tickets:
+                self._end_workers(node)
+            if isinstance(error, EOFError):
+                raise ConfigError("a machine was lost while workers were started on it") from None
             raise
+        self._wait_s = self._wait_again_s
         return [processes[place.rank] for place in places]
 
-    def close(self) -> None:
+    def close(self, error: str | None = None) -> None:
         for node in {node for node in self._node_of if node}:
-            with suppress(EOFError, ConfigError):
-                self._gate.agent(node, 0).send(Done())
+            self._tell(node, Done(error))
         self._gate.close()
 
     def _agent(self, node: int) -> Channel:
-        """Raises ConfigError if it doesn't come, or comes with other settings."""
-        channel = self._gate.agent(node, _AGENT_SECONDS)
-        try:
-            messages = channel.receive_all(wait=False)
-        except EOFError:  # an earlier one
-            self._gate.forget_agent(node)
-            return self._agent(node)
-        for message in messages:
-            self._check(channel, node, message)
-        return channel
+        """One that answers. Raises ConfigError if none comes, or with other settings."""
+        limit = time.monotonic() + self._wait_s
+        while True:
+            channel = self._gate.agent(node, max(0.0, limit - time.monotonic()))
+            answers: list[Present] = []
+            with suppress(EOFError):
+                channel.send(Call())
+                answers = channel.receive_all(wait=True, timeout_s=self._timeout_s)
+            if answers:
+                self._check(channel, node, answers[-1].settings)
+                return channel
+            self._gate.forget_agent(node)  # it may join again, or another in its place
 
-    def _check(self, channel: Channel, node: int, joined: Joined) -> None:
-        theirs: Mapping[str, Any] = joined.settings
+    def _check(self, channel: Channel, node: int, theirs: Mapping[str, Any]) -> None:
         different = sorted(
             name for name, ours in self._settings.items() if theirs.get(name) != ours
         )
@@ -157,67 +175,91 @@ class NodeLauncher:
             raise ConfigError(why)
 
     def _end_workers(self, node: int) -> None:
-        with suppress(EOFError, ConfigError):
-            self._gate.agent(node, 0).send(EndWorkers())
+        self._tell(node, EndWorkers())
+
+    def _tell(self, node: int, message: EndWorkers | Done) -> None:
+        """If it is there to hear it."""
+        if (agent := self._gate.known_agent(node)) is not None:
+            with suppress(EOFError):
+                agent.send(message)
 
 
-def _kill(processes: Mapping[int, WorkerProcess]) -> None:
-    for process in processes.values():
-        process.kill()
+def _look_after(agent: Channel) -> None:
+    """Raises EOFError if it is gone."""
+    agent.receive_all(wait=False)
 
 
 # --- the other machines' side ---------------------------------------------------------------------
 
 
 def run_agent(config: Config) -> None:
-    """Until the engines have ended. Raises ConfigError if they can't be joined or refuse,
-    EngineDeadError when machine 0 is lost.
+    """Take part as machine --node-rank until the engines have ended. Raises ConfigError if they
+    can't be joined or refuse, EngineDeadError when they have died or machine 0 is lost.
     """
-    outcomes: list[Exception] = []
-    threads = [
-        threading.Thread(target=_serve, args=(config, replica, outcomes), daemon=True)
-        for replica in range(config.parallel.data_parallel_size)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if outcomes:
-        raise outcomes[0]
+    check_machines(config.parallel)
+    replicas = replicas_on(config.parallel, config.parallel.node_rank)
+    outcomes: SimpleQueue[Exception | None] = SimpleQueue()
+    for replica in replicas:
+        threading.Thread(
+            target=_serve, args=(config, replica, outcomes.put), name="octavo-agent", daemon=True
+        ).start()
+    deaths: list[EngineDeadError] = []
+    for _ in replicas:
+        match outcomes.get():
+            case None:
+                pass
+            case EngineDeadError() as death:  # others may live
+                deaths.append(death)
+            case error:
+                raise error
+    if deaths:
+        raise deaths[0]
 
 
-def _serve(config: Config, replica: int, outcomes: list[Exception]) -> None:
+def _serve(config: Config, replica: int, ended: Callable[[Exception | None], None]) -> None:
+    """One engine, as often as it comes back."""
     try:
-        while not _serve_engine(config, replica):
-            logger.warning("the engine on machine 0 is gone; waiting for it to come back")
-    except OctavoError as error:  # for the thread that waits
-        outcomes.append(error)
+        while (loss := _serve_engine(config, replica)) is not None:
+            if not config.parallel.restart_workers:
+                raise EngineDeadError(loss)
+            logger.warning("%s; waiting for it to come back", loss)
+    except OctavoError as error:
+        ended(error)
+    except Exception as error:  # the thread that waits must hear of it, whatever it was
+        logger.critical("this machine can take part no longer", exc_info=True)
+        ended(error)
+    else:
+        ended(None)
 
 
-def _serve_engine(config: Config, replica: int) -> bool:
-    """Whether the engine has ended as it should; False if it is lost and may come back."""
+def _serve_engine(config: Config, replica: int) -> str | None:
+    """Why the engine has ended; None if it should."""
     address, node = engine_address(config, replica), config.parallel.node_rank
+    logger.info("machine %d: joining %s:%d", node, *address)
     control = join(address, cluster_key(config), {"node": node}, timeout_s=_AGENT_SECONDS)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; else answers are sent to a lost one for long
+        milliseconds = int(_UNNOTICED_SECONDS * 1000)
+        control.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     channel = Channel(control, plain_loads)
-    logger.info("joined the engine at %s:%d as machine %d", *address, node)
+    logger.info("machine %d: joined", node)
     children: list[Child] = []
     try:
-        channel.send(Joined(common_settings(config)))
         while True:
             match channel.receive():
+                case Call():
+                    channel.send(Present(common_settings(config)))
                 case StartWorker(ticket, gpu):
+                    logger.info("machine %d: starting worker %d", node, ticket.rank)
                     children = [child for child in children if child.is_alive]
                     children.append(_start(ticket, gpu))
                 case EndWorkers():
                     _end(children)
                 case Refused(why):
                     raise ConfigError(why)
-                case Done():
-                    return True
+                case Done(error):
+                    return error and f"the engine on machine 0 has ended: {error}"
     except EOFError:
-        if not config.parallel.restart_workers:
-            raise EngineDeadError("machine 0 is gone, or the network to it") from None
-        return False
+        return "machine 0 is gone, or the network to it"
     finally:
         _end(children)
         channel.close()

@@ -159,7 +159,7 @@ class RayLauncher:
             self._release()
             raise
 
-    def close(self) -> None:
+    def close(self, error: str | None = None) -> None:
         self._release()
         self._gate.close()
         if self._is_ours:

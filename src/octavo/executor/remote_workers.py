@@ -20,6 +20,7 @@ from octavo.parallel.meeting import Address, Meeting, join
 logger = logging.getLogger("octavo")
 
 _JOIN_SECONDS = 120.0
+_LOOK_SECONDS = 1.0
 _CONNECTIONS = ("control", "lifeline")
 
 
@@ -83,13 +84,22 @@ class Gate:
         return Ticket(self.address, self._key, place.rank, self._number, self._timeout_s)
 
     def admit(
-        self, ticket: Ticket, place: Place, end: Callable[[], None] = lambda: None
+        self,
+        ticket: Ticket,
+        place: Place,
+        end: Callable[[], None] = lambda: None,
+        look: Callable[[], None] = lambda: None,
     ) -> RemoteWorker:
-        """Wait for the worker with this ticket. Raises ConfigError if it doesn't come."""
+        """Wait for the worker with this ticket. look: called again and again meanwhile; raises if
+        it can't come any more. Raises ConfigError if it doesn't come in time.
+        """
         keys = [(ticket.rank, ticket.number, kind) for kind in _CONNECTIONS]
         limit = time.monotonic() + _JOIN_SECONDS
         while not all(key in self._waiting for key in keys):
-            if not self._let_in(limit):
+            if self._let_in(_LOOK_SECONDS):
+                continue
+            look()
+            if time.monotonic() > limit:
                 raise ConfigError(
                     f"{place} has not joined {self.address[0]}:{self.address[1]} within "
                     f"{_JOIN_SECONDS:g} s; look at the log of its machine"
@@ -105,12 +115,16 @@ class Gate:
         if node not in self._agents:
             logger.info("waiting for machine %d to join %s:%d", node, *self.address)
         while node not in self._agents:
-            if not self._let_in(limit):
+            if not self._let_in(limit - time.monotonic()):
                 raise ConfigError(
                     f"machine {node} has not joined {self.address[0]}:{self.address[1]} within "
-                    f"{timeout_s:g} s; start it with the same command and --node-rank {node}"
+                    f"{timeout_s:.3g} s; start it with the same command and --node-rank {node}"
                 )
         return self._agents[node]
+
+    def known_agent(self, node: int) -> Channel | None:
+        """If it has joined; it may be gone again."""
+        return self._agents.get(node)
 
     def forget_agent(self, node: int) -> None:
         """It is gone, and may join again."""
@@ -123,9 +137,9 @@ class Gate:
         for channel in self._agents.values():
             channel.close()
 
-    def _let_in(self, limit: float) -> bool:
-        """False if nobody came before `limit`, on the monotonic clock."""
-        came = self._meeting.accept(limit - time.monotonic())
+    def _let_in(self, timeout_s: float) -> bool:
+        """False if nobody came in that time."""
+        came = self._meeting.accept(timeout_s)
         if came is None:
             return False
         connection, hello = came

@@ -8,26 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from octavo.config import Config
 from octavo.core.errors import ConfigError
 from octavo.executor.local_workers import launch_here
 from octavo.executor.messages import Place, Setup, places
 from octavo.executor.nodes import NodeLauncher
+from octavo.executor.seats import Seat, check_machines, seats
 from octavo.executor.workers import WorkerProcess, Workers
 from octavo.parallel.topology import read_topology
 from octavo.weights import Checkpoint
-
-
-class Seat(NamedTuple):
-    """Where a worker is. local_rank: among the num_local workers of its machine, those of all
-    replicas counted.
-    """
-
-    node: int
-    local_rank: int
-    num_local: int
 
 
 class Launcher(Protocol):
@@ -37,7 +28,9 @@ class Launcher(Protocol):
         """Raises ConfigError; then none is left."""
         ...
 
-    def close(self) -> None: ...
+    def close(self, error: str | None = None) -> None:
+        """error: why there will be no workers any more; None: they aren't needed."""
+        ...
 
 
 class _Here:
@@ -49,33 +42,8 @@ class _Here:
     def launch(self, places: Sequence[Place], gpus: Sequence[str | None]) -> list[WorkerProcess]:
         return launch_here(places, gpus, timeout_s=self._timeout_s)
 
-    def close(self) -> None:
+    def close(self, error: str | None = None) -> None:
         pass
-
-
-def seats(config: Config, replica: int) -> list[Seat]:
-    """Of a replica's workers, by rank. Machines have equally many of all replicas' workers, side by
-    side, so that stages and replicas are split between machines rather than tensor ranks. Raises
-    ConfigError for more machines than workers.
-    """
-    parallel = config.parallel
-    num_workers, nnodes = parallel.num_workers, parallel.nnodes
-    total = num_workers * parallel.data_parallel_size
-    if total < nnodes:
-        raise ConfigError(
-            f"--nnodes {nnodes}: there are {total} workers for {nnodes} machines; raise "
-            "--pipeline-parallel-size or --data-parallel-size, or use fewer machines"
-        )
-    node_of = [worker * nnodes // total for worker in range(total)]
-    own = range(replica * num_workers, (replica + 1) * num_workers)
-    return [
-        Seat(
-            node_of[worker],
-            worker - node_of.index(node_of[worker]),
-            node_of.count(node_of[worker]),
-        )
-        for worker in own
-    ]
 
 
 def worker_starter(
@@ -85,14 +53,15 @@ def worker_starter(
     engines that are alike. Raises ConfigError.
     """
     parallel = config.parallel
-    if not 0 <= parallel.node_rank < parallel.nnodes:
+    check_machines(parallel)
+    if parallel.node_rank > 0:
         raise ConfigError(
-            f"--node-rank {parallel.node_rank} is none of --nnodes {parallel.nnodes} machines, "
-            f"whose ranks are 0 to {parallel.nnodes - 1}"
+            f"--node-rank {parallel.node_rank}: this runs on machine 0 alone; the others take part "
+            "with `octavo serve`"
         )
     if parallel.distributed_executor_backend == "ray":
         return _on_ray(config, vocab_size)
-    taken = seats(config, replica)
+    taken = seats(parallel, replica)
     all_places = places(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     launcher = _launcher(config, replica, taken)
     plain = _without_secrets(config)
@@ -155,7 +124,7 @@ def _on_ray(config: Config, vocab_size: int) -> tuple[Callable[[], Workers], Lau
 
 def _launcher(config: Config, replica: int, taken: Sequence[Seat]) -> Launcher:
     parallel = config.parallel
-    if parallel.nnodes > 1:
+    if any(seat.node for seat in taken):
         return NodeLauncher(config, replica, [seat.node for seat in taken])
     return _Here(parallel.worker_timeout)
 
