@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ def local_cluster(num_cpus: int) -> Iterator[None]:
     import ray
 
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # of sockets, whose paths must be short
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         with mock.patch.dict(os.environ, ENVIRON):
             _start(num_cpus, folder)
@@ -46,6 +48,7 @@ def local_cluster(num_cpus: int) -> Iterator[None]:
             finally:
                 ray.shutdown()
     finally:
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the tests that come after
         shutil.rmtree(folder, ignore_errors=True)
 
 
