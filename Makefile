@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
+# All tests, in two processes. In the order of the files: long ones come first.
+TWO_AT_ONCE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 NATIVE := $(VENV)/native
 CXX_FILES := $(wildcard csrc/*.cpp csrc/*.h csrc/kernels/*.cpp csrc/kernels/*.h)
 CXX_TESTS := $(wildcard tests/native/*.cpp tests/native/*.h)
@@ -26,7 +28,7 @@ serve: $(VENV)/.built  ## serve the default model on port 8000; ARGS="MODEL --fl
 	@$(BIN)/octavo serve $(ARGS)
 
 test: $(VENV)/.installed-dev $(VENV)/.built  ## run the tests; ARGS="tests/unit -k name" for some
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest $(or $(ARGS),$(TWO_AT_ONCE))
 
 check: $(VENV)/.installed-dev  ## lint, format, types, import contract
 	$(BIN)/ruff check .

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,28 @@ def default_checkpoint() -> Checkpoint:
     from octavo.weights import open_checkpoint
 
     return open_checkpoint("default")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """With several workers (`pytest -n 2`), a test marked `alone` runs while no other does."""
+    kind = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+    with contextlib.ExitStack() as room:
+        # Who waits for its turn holds the door: the others can't go on taking turns before it.
+        with _locked(Path(__file__).parent, fcntl.LOCK_EX):
+            room.enter_context(_locked(Path(__file__), kind))
+        return (yield)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, kind: int) -> Iterator[None]:
+    """On what is there anyway: nothing is left behind."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, kind)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @pytest.fixture(autouse=True)
