@@ -1,17 +1,22 @@
-"""A Ray cluster of this machine alone, for as long as a test needs it."""
+"""A Ray cluster, of this machine alone or of two, for as long as a test needs it."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from unittest import mock
 
 import pytest
+
+from support.machines import Machine
+from support.serve_command import wait_until
 
 ENVIRON = {
     "RAY_AUTH_MODE": "disabled",  # else a token is written into the home folder
@@ -65,3 +70,43 @@ def _start(num_cpus: int, folder: str) -> None:
             raise
         ray.shutdown()
         start()
+
+
+_PORT = 6379
+_STARTED = "Ray runtime started"
+_START_SECONDS = 120.0
+
+
+@contextmanager
+def cluster_of(
+    machines: tuple[Machine, Machine], logs: Path, num_cpus: int
+) -> Iterator[Mapping[str, str]]:
+    """With so many CPUs on each; the environment of a server that uses it, on the first. What
+    is left of it is killed with the machines.
+    """
+    first, second = machines
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # as above
+    environ = {**os.environ, **ENVIRON, "RAY_ADDRESS": f"{first.address}:{_PORT}"}
+    head = ("--head", "--port", str(_PORT), "--include-dashboard=false", "--temp-dir", folder)
+    node = ("--address", environ["RAY_ADDRESS"])
+    processes = []
+    try:
+        for machine, role in ((first, head), (second, node)):
+            log = logs / f"ray-{machine.address}.log"
+            command = machine.command(
+                *("ray", "start", "--block", "--disable-usage-stats", *role),
+                *("--node-ip-address", machine.address, "--num-cpus", str(num_cpus)),
+                *("--object-store-memory", str(80 * 2**20)),
+            )
+            with log.open("wb") as stream:
+                process = subprocess.Popen(
+                    command, env=environ, stdout=stream, stderr=subprocess.STDOUT
+                )
+            processes.append(process)
+            wait_until(lambda log=log: _STARTED in log.read_text(), _START_SECONDS)  # type: ignore[misc]
+        yield environ
+    finally:
+        for machine, process in zip(machines, processes, strict=False):
+            machine.lose()
+            process.wait(10)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -79,8 +79,11 @@ def serving(
     *arguments: str,
     command: Sequence[str] = COMMAND,
     environ: Mapping[str, str] = os.environ,
+    seconds: float = 60,
 ) -> Iterator[ServeProcess]:
-    """Start and wait until it serves; killed at the end if the test has not ended it."""
+    """Start and wait until it serves, so many seconds at most; killed at the end if the test has
+    not ended it.
+    """
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [*command, *arguments, "--port", "0"],
@@ -90,7 +93,7 @@ def serving(
         )
     children: list[int] = []
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + seconds
         while not (found := _URL.search(log.read_text())):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"the server did not start: {log.read_text()}")

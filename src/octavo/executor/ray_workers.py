@@ -33,17 +33,26 @@ from octavo.executor.workers import WorkerProcess
 logger = logging.getLogger("octavo")
 
 _PLACE_SECONDS = 60.0
+_PREFERRED_SECONDS = 5.0
+"""To be given places where they are wanted, before any are taken."""
 _START_SECONDS = 60.0
 """That a process may take to have imported this module."""
+
+_NODE_LABEL = "ray.io/node-id"
 
 Resources = Mapping[str, float]
 
 
 class Node(NamedTuple):
-    """A machine of the cluster. resources: all that it has, in use or not."""
+    """A machine that Ray calls `key`. resources: all that it has, in use or not."""
 
     address: str
     resources: Resources
+    key: str = ""
+
+    def has_room(self, wanted: Resources) -> bool:
+        """If nothing else were there."""
+        return all(self.resources.get(name, 0) >= amount for name, amount in wanted.items())
 
 
 def bundle(config: Config) -> dict[str, float]:
@@ -57,6 +66,31 @@ def bundle(config: Config) -> dict[str, float]:
     return {"CPU": size * (backend.threads or 1)}
 
 
+def preferred_nodes(config: Config, replica: int, nodes: Sequence[Node]) -> list[Node]:
+    """Where a replica's stages should be, so that the loss of a machine is that of few replicas:
+    all stages of all replicas are dealt out side by side. Empty if it doesn't matter. Each engine
+    finds this for itself; nodes: those that have room for a stage, the same for all.
+    """
+    parallel = config.parallel
+    num_stages, total = parallel.pipeline_parallel_size, parallel.data_parallel_size
+    if total == 1 or len(nodes) < 2:
+        return []
+    ordered = sorted(nodes, key=lambda node: node.key)
+    stages = range(replica * num_stages, (replica + 1) * num_stages)
+    return [ordered[stage * len(ordered) // (total * num_stages)] for stage in stages]
+
+
+def memory_shares(config: Config, nodes_of: Sequence[str], num_nodes: int) -> list[float]:
+    """Of each stage's machine, what this engine's workers there may take of its memory. nodes_of:
+    by stage. Other replicas are taken to be spread evenly.
+    """
+    num_replicas = config.parallel.data_parallel_size
+    if num_replicas == 1:
+        return [1.0] * len(nodes_of)
+    on_each = num_replicas * len(nodes_of) / max(1, num_nodes)
+    return [min(1.0, nodes_of.count(node) / on_each) for node in nodes_of]
+
+
 def local_seats(node_of_stage: Sequence[str], tensor_size: int) -> list[tuple[int, int]]:
     """(which of the workers of its machine each is, how many there are), by rank."""
     nodes = [node for node in node_of_stage for _ in range(tensor_size)]
@@ -68,10 +102,7 @@ def no_room(
 ) -> str:
     """Why there is no placement: what is asked for, what there is, what helps."""
     have = "; ".join(f"{node.address} has {_amounts(node.resources)}" for node in nodes)
-    fits_somewhere = any(
-        all(node.resources.get(name, 0) >= amount for name, amount in wanted.items())
-        for node in nodes
-    )
+    fits_somewhere = any(node.has_room(wanted) for node in nodes)
     remedy = (
         "free some, or add nodes"
         if fits_somewhere
@@ -90,13 +121,27 @@ def _amounts(resources: Resources) -> str:
     return ", ".join(f"{resources.get(name, 0):g} {name}" for name in names)
 
 
+class RaySeat(NamedTuple):
+    """Where a worker is: as of `Setup`."""
+
+    local_rank: int
+    num_local: int
+    memory_share: float
+
+
 class RayLauncher:
     """Places and starts the workers of one engine, anew each time."""
 
-    def __init__(self, config: Config, *, place_seconds: float = _PLACE_SECONDS) -> None:
-        """Joins the cluster that RAY_ADDRESS names, or the one that this machine is a node of.
-        Raises ConfigError if there is none.
+    def __init__(
+        self, config: Config, replica: int = 0, *, place_seconds: float = _PLACE_SECONDS
+    ) -> None:
+        """replica: which of --data-parallel-size engines.
+
+        Joins the cluster that RAY_ADDRESS names, or the one that this machine is a node of. Raises
+        ConfigError if there is none.
         """
+        self._config = config
+        self._replica = replica
         self._bundle = bundle(config)
         self._tensor_size = config.parallel.tensor_parallel_size
         self._num_stages = config.parallel.pipeline_parallel_size
@@ -118,28 +163,42 @@ class RayLauncher:
         key = secrets.token_bytes(32)
         self._gate = Gate(get_node_ip_address(), 0, key, config.parallel.worker_timeout)
 
-    def place(self) -> list[tuple[int, int]]:
+    def place(self) -> list[RaySeat]:
         """Find room for all workers, on different machines for different stages as far as there
-        are some; what was held before is given back. Returns `local_seats`. Raises ConfigError if
-        there is no room in time.
+        are some, and for different replicas rather than stages; what was held before is given back.
+        Returns where they are, by rank. Raises ConfigError if there is no room in time.
         """
         self._release()
-        self._group = placement_group([self._bundle] * self._num_stages, strategy="SPREAD")
-        if not self._group.wait(self._place_seconds):
-            nodes = [
-                Node(node["NodeManagerAddress"], node["Resources"])
-                for node in ray.nodes()
-                if node["Alive"]
-            ]
-            free = ray.available_resources()
+        suited = [node for node in _nodes() if node.has_room(self._bundle)]
+        preferred = preferred_nodes(self._config, self._replica, suited)
+        if not preferred or not self._reserve(_PREFERRED_SECONDS, preferred):
             self._release()
-            raise ConfigError(
-                no_room(self._bundle, self._num_stages, nodes, free, self._place_seconds)
-            )
-        nodes_of = placement_group_table(self._group)["bundles_to_node_id"]
-        return local_seats(
-            [nodes_of[stage] for stage in range(self._num_stages)], self._tensor_size
+            if not self._reserve(self._place_seconds):
+                free = ray.available_resources()
+                self._release()
+                raise ConfigError(
+                    no_room(self._bundle, self._num_stages, _nodes(), free, self._place_seconds)
+                )
+        by_stage = placement_group_table(self._group)["bundles_to_node_id"]
+        nodes_of = [by_stage[stage] for stage in range(self._num_stages)]
+        shares = memory_shares(self._config, nodes_of, len(suited))
+        if self._config.parallel.data_parallel_size > 1:
+            # When it comes to placing them again, requests must not wait for room here for long:
+            # other engines may compute them.
+            self._place_seconds = min(self._place_seconds, self._config.parallel.worker_timeout)
+        return [
+            RaySeat(*seat, shares[rank // self._tensor_size])
+            for rank, seat in enumerate(local_seats(nodes_of, self._tensor_size))
+        ]
+
+    def _reserve(self, seconds: float, nodes: Sequence[Node] = ()) -> bool:
+        """Whether there is room for all stages. nodes: where, if not anywhere."""
+        self._group = placement_group(
+            [self._bundle] * self._num_stages,
+            strategy="SPREAD",
+            bundle_label_selector=[{_NODE_LABEL: node.key} for node in nodes] or None,
         )
+        return bool(self._group.wait(seconds))
 
     def launch(self, places: Sequence[Place], gpus: Sequence[str | None]) -> list[WorkerProcess]:
         """Where `place` has found room. gpus: not needed, Ray gives each its own. Raises
@@ -199,6 +258,15 @@ class RayLauncher:
             with suppress(RayError):
                 remove_placement_group(self._group)
             self._group = None
+
+
+def _nodes() -> list[Node]:
+    """Those that live."""
+    return [
+        Node(node["NodeManagerAddress"], node["Resources"], node["NodeID"])
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
 
 
 class _Worker:

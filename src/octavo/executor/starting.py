@@ -60,7 +60,7 @@ def worker_starter(
             "with `octavo serve`"
         )
     if parallel.distributed_executor_backend == "ray":
-        return _on_ray(config, vocab_size)
+        return _on_ray(config, vocab_size, replica)
     taken = seats(parallel, replica)
     all_places = places(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     launcher = _launcher(config, replica, taken)
@@ -90,7 +90,9 @@ def worker_starter(
     return start, launcher
 
 
-def _on_ray(config: Config, vocab_size: int) -> tuple[Callable[[], Workers], Launcher]:
+def _on_ray(
+    config: Config, vocab_size: int, replica: int
+) -> tuple[Callable[[], Workers], Launcher]:
     """Ray finds the machines, each time anew. Raises ConfigError."""
     parallel = config.parallel
     if parallel.nnodes > 1:
@@ -105,7 +107,7 @@ def _on_ray(config: Config, vocab_size: int) -> tuple[Callable[[], Workers], Lau
             f"--distributed-executor-backend ray: Ray is not installed here ({error}); "
             "pip install 'octavo[ray]'"
         ) from None
-    launcher = RayLauncher(config)
+    launcher = RayLauncher(config, replica)
     all_places = places(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     plain = _without_secrets(config)
 
@@ -113,8 +115,8 @@ def _on_ray(config: Config, vocab_size: int) -> tuple[Callable[[], Workers], Lau
         taken = launcher.place()
         key = secrets.token_bytes()
         setups = [
-            Setup(plain, vocab_size, place, key, local_rank, num_local)
-            for place, (local_rank, num_local) in zip(all_places, taken, strict=True)
+            Setup(plain, vocab_size, place, key, *seat)
+            for place, seat in zip(all_places, taken, strict=True)
         ]
         launch = partial(launcher.launch, gpus=[None] * len(setups))
         return Workers(launch, setups, timeout_s=parallel.worker_timeout)

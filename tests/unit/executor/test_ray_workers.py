@@ -22,7 +22,9 @@ from octavo.executor.ray_workers import (  # noqa: E402
     RayLauncher,
     bundle,
     local_seats,
+    memory_shares,
     no_room,
+    preferred_nodes,
 )
 
 
@@ -38,6 +40,26 @@ def test_a_bundle_is_a_stage() -> None:
 
 def test_workers_are_counted_by_machine() -> None:
     assert local_seats(["a", "b", "a"], 2) == [(0, 4), (1, 4), (0, 2), (1, 2), (2, 4), (3, 4)]
+
+
+def test_replicas_are_on_different_machines() -> None:
+    a, b, c = (Node(f"10.0.0.{key}", {"CPU": 4}, key) for key in "abc")
+    two = config(data_parallel_size=2, pipeline_parallel_size=2)
+    assert preferred_nodes(two, 0, [b, a]) == [a, a]
+    assert preferred_nodes(two, 1, [a, b]) == [b, b]
+    assert preferred_nodes(two, 1, [c, b, a]) == [b, c]
+    assert preferred_nodes(two, 1, [a]) == []
+    assert preferred_nodes(config(pipeline_parallel_size=2), 0, [a, b]) == []
+
+
+def test_replicas_share_the_memory_of_a_machine() -> None:
+    assert memory_shares(config(pipeline_parallel_size=3), ["a", "b", "a"], 2) == [1, 1, 1]
+    two = config(data_parallel_size=2)
+    assert memory_shares(two, ["a"], 2) == [1]
+    assert memory_shares(two, ["a"], 1) == [0.5]
+    stages = config(data_parallel_size=2, pipeline_parallel_size=2)
+    assert memory_shares(stages, ["a", "a"], 2) == [1, 1]
+    assert memory_shares(stages, ["a", "b"], 2) == [0.5, 0.5]
 
 
 def test_what_is_asked_and_what_there_is_are_told() -> None:
@@ -74,7 +96,7 @@ def test_workers_join_and_what_they_took_is_given_back() -> None:
     launcher = RayLauncher(config(tensor_parallel_size=2, pipeline_parallel_size=2))
     with closing(launcher):
         for _ in range(2):  # again, as after a loss
-            assert launcher.place() == [(0, 4), (1, 4), (2, 4), (3, 4)]
+            assert [seat[:2] for seat in launcher.place()] == [(0, 4), (1, 4), (2, 4), (3, 4)]
             workers = launcher.launch(places(2, 2), [None] * 4)
             assert free_cpus() == 0
             for worker in workers:
