@@ -119,14 +119,15 @@ class NodeLauncher:
         processes: dict[int, WorkerProcess] = {}
         tickets: list[tuple[Place, Ticket, int, Channel]] = []
         try:
+            agents = {node: self._agent(node) for node in sorted({*self._node_of} - {0})}
             for place, gpu in zip(places, gpus, strict=True):
                 node = self._node_of[place.rank]
                 if node == 0:
                     processes[place.rank] = LocalWorker(place, self._timeout_s, gpu=gpu)
                     continue
-                ticket, agent = self._gate.ticket(place), self._agent(node)
-                agent.send(StartWorker(ticket, gpu))
-                tickets.append((place, ticket, node, agent))
+                ticket = self._gate.ticket(place)
+                agents[node].send(StartWorker(ticket, gpu))
+                tickets.append((place, ticket, node, agents[node]))
             for place, ticket, node, agent in tickets:
                 processes[place.rank] = self._gate.admit(
                     ticket, place, partial(self._end_workers, node), partial(_look_after, agent)
@@ -134,6 +135,8 @@ class NodeLauncher:
         except BaseException as error:
             for process in processes.values():
                 process.kill()
+                process.channel.close()
+                process.lifeline.close()
             for _, _, node, _ in tickets:
                 self._end_workers(node)
             if isinstance(error, EOFError):
