@@ -61,5 +61,11 @@ class TooManyDeathsError(EngineDeadError):
     """It has been started again too often of late, and will not be once more."""
 
 
+class NoPlaceError(ConfigError, EngineDeadError):
+    """A machine, or room on one, is missing: the engine can't start, or start again. Nothing has
+    died of its work, so it doesn't count as one start too many.
+    """
+
+
 class InvariantError(OctavoError):
     """A state that the code promises can't happen."""

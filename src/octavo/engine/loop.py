@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from octavo.core.clock import Clock
-from octavo.core.errors import EngineDeadError, InvariantError
+from octavo.core.errors import EngineDeadError, InvariantError, NoPlaceError
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import EngineStats, LiveLimits, Stages, TokenDelta, plus_stages
 from octavo.engine.restarts import MOST_RESTARTS, WITHIN_SECONDS, Restarts
@@ -140,13 +140,15 @@ class EngineLoop:
 
     def restart(self) -> None:
         """Start another executor, and wait until it is ready. Raises EngineDeadError if it dies
-        again, too often.
+        again, too often, or if there is no machine for it.
         """
         start = self._clock()
         while True:
             try:
                 self._executor.restart()
                 break
+            except NoPlaceError:
+                raise  # it has waited for one
             except EngineDeadError as death:
                 self._allowed(death)
         num_waiting = self._scheduler.stats().num_waiting

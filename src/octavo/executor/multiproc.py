@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from octavo.core.errors import EngineDeadError, OctavoError
+from octavo.core.errors import EngineDeadError, NoPlaceError, OctavoError
 from octavo.core.step import ScheduledStep, StepOutput
 from octavo.executor.base import Executor, PendingStep, Progress, SecondsByRows
 from octavo.executor.messages import Run, Sizes, WorkerPlan
@@ -106,6 +106,8 @@ class MultiprocExecutor:
         try:
             self._workers = self._start()
             self._workers.load(self._sizes)
+        except NoPlaceError:
+            raise
         except OctavoError as error:
             raise EngineDeadError(f"the workers could not be started again: {error}") from error
 

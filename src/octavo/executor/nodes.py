@@ -115,7 +115,7 @@ class NodeLauncher:
         self._wait_again_s = self._timeout_s if parallel.data_parallel_size > 1 else _AGENT_SECONDS
 
     def launch(self, places: Sequence[Place], gpus: Sequence[str | None]) -> list[WorkerProcess]:
-        """Raises ConfigError if a machine or a worker doesn't come."""
+        """Raises NoPlaceError if a machine doesn't come, ConfigError if a worker doesn't."""
         processes: dict[int, WorkerProcess] = {}
         tickets: list[tuple[Place, Ticket, int, Channel]] = []
         try:
@@ -151,7 +151,7 @@ class NodeLauncher:
         self._gate.close()
 
     def _agent(self, node: int) -> Channel:
-        """One that answers. Raises ConfigError if none comes, or with other settings."""
+        """One that answers. Raises NoPlaceError if none comes, ConfigError for other settings."""
         limit = time.monotonic() + self._wait_s
         while True:
             channel = self._gate.agent(node, max(0.0, limit - time.monotonic()))

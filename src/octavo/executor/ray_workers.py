@@ -25,7 +25,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from octavo.config import Config
-from octavo.core.errors import ConfigError
+from octavo.core.errors import ConfigError, NoPlaceError
 from octavo.executor.messages import Place
 from octavo.executor.remote_workers import Gate, Ticket, join_and_work
 from octavo.executor.workers import WorkerProcess
@@ -166,7 +166,7 @@ class RayLauncher:
     def place(self) -> list[RaySeat]:
         """Find room for all workers, on different machines for different stages as far as there
         are some, and for different replicas rather than stages; what was held before is given back.
-        Returns where they are, by rank. Raises ConfigError if there is no room in time.
+        Returns where they are, by rank. Raises NoPlaceError if there is no room in time.
         """
         self._release()
         suited = [node for node in _nodes() if node.has_room(self._bundle)]
@@ -176,7 +176,7 @@ class RayLauncher:
             if not self._reserve(self._place_seconds):
                 free = ray.available_resources()
                 self._release()
-                raise ConfigError(
+                raise NoPlaceError(
                     no_room(self._bundle, self._num_stages, _nodes(), free, self._place_seconds)
                 )
         by_stage = placement_group_table(self._group)["bundles_to_node_id"]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from octavo.core.errors import ConfigError
+from octavo.core.errors import ConfigError, NoPlaceError
 from octavo.executor.messages import Place
 from octavo.executor.worker_main import work
 from octavo.parallel.channel import Channel, plain_loads
@@ -108,7 +108,7 @@ class Gate:
         return RemoteWorker(control, lifeline, end)
 
     def agent(self, node: int, timeout_s: float) -> Channel:
-        """To a machine's agent, which may have to be waited for. Raises ConfigError if it doesn't
+        """To a machine's agent, which may have to be waited for. Raises NoPlaceError if it doesn't
         come.
         """
         limit = time.monotonic() + timeout_s
@@ -116,7 +116,7 @@ class Gate:
             logger.info("waiting for machine %d to join %s:%d", node, *self.address)
         while node not in self._agents:
             if not self._let_in(limit - time.monotonic()):
-                raise ConfigError(
+                raise NoPlaceError(
                     f"machine {node} has not joined {self.address[0]}:{self.address[1]} within "
                     f"{timeout_s:.3g} s; start it with the same command and --node-rank {node}"
                 )

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.clock import monotonic
+from octavo.core.errors import NoPlaceError
 from octavo.core.request import FinishReason, Request
 from octavo.core.step import ScheduledStep, TokenDelta
 from octavo.engine.driver import drive
@@ -156,6 +157,19 @@ def test_but_not_for_ever() -> None:
     assert reports[-1].is_hopeless
     finals = [d for d in deltas_of(reports) if d.finish_reason is not None]
     assert [d.finish_reason for d in finals] == [FinishReason.ERROR] * 3
+
+
+def test_a_machine_that_is_missing_is_no_death_too_many() -> None:
+    """Another engine may be started, which waits for it, while others answer the requests."""
+
+    def missing() -> None:
+        raise NoPlaceError("machine 1 has not joined")
+
+    executor = MortalExecutor(die_at=[3], on_restart=missing)
+    reports = play(loop_of(executor), *ADDS)
+    assert reports[-1].error == "machine 1 has not joined"
+    assert reports[-1].closed
+    assert not reports[-1].is_hopeless
 
 
 class PoisonedExecutor(MortalExecutor):

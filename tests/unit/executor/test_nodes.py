@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from octavo.config import Config
-from octavo.core.errors import ConfigError, EngineDeadError
+from octavo.core.errors import ConfigError, EngineDeadError, NoPlaceError
 from octavo.executor import nodes as module
 from octavo.executor.messages import places
 from octavo.executor.nodes import NodeLauncher, common_settings, run_agent
@@ -113,7 +113,7 @@ def test_a_machine_that_does_not_come(
 ) -> None:
     monkeypatch.setattr(module, "_AGENT_SECONDS", 0.1)
     why = "machine 1 has not joined .* within 0.1 s; start it with the same command and --node-rank"
-    with closing(launcher(settings)) as one, pytest.raises(ConfigError, match=why):
+    with closing(launcher(settings)) as one, pytest.raises(NoPlaceError, match=why):
         one.launch(TWO, [None, None])
 
 
