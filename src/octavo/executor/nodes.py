@@ -49,7 +49,9 @@ class Present(NamedTuple):
 
 
 class StartWorker(NamedTuple):
-    """To an agent: start a worker that joins with this ticket. gpu: the only one that it sees."""
+    """To an agent: start a worker that joins with this ticket, and with the key that the agent has:
+    it is not sent. gpu: the only one that it sees.
+    """
 
     ticket: Ticket
     gpu: str | None = None
@@ -126,7 +128,7 @@ class NodeLauncher:
                     processes[place.rank] = LocalWorker(place, self._timeout_s, gpu=gpu)
                     continue
                 ticket = self._gate.ticket(place)
-                agents[node].send(StartWorker(ticket, gpu))
+                agents[node].send(StartWorker(ticket._replace(key=b""), gpu))
                 tickets.append((place, ticket, node, agents[node]))
             for place, ticket, node, agent in tickets:
                 processes[place.rank] = self._gate.admit(
@@ -254,7 +256,7 @@ def _serve_engine(config: Config, replica: int) -> str | None:
                 case StartWorker(ticket, gpu):
                     logger.info("machine %d: starting worker %d", node, ticket.rank)
                     children = [child for child in children if child.is_alive]
-                    children.append(_start(ticket, gpu))
+                    children.append(_start(ticket._replace(key=cluster_key(config)), gpu))
                 case EndWorkers():
                     _end(children)
                 case Refused(why):

@@ -13,8 +13,9 @@ from octavo.config import Config
 from octavo.core.errors import ConfigError, EngineDeadError, NoPlaceError
 from octavo.executor import nodes as module
 from octavo.executor.messages import places
-from octavo.executor.nodes import NodeLauncher, common_settings, run_agent
+from octavo.executor.nodes import NodeLauncher, StartWorker, common_settings, run_agent
 from octavo.executor.workers import WorkerProcess
+from octavo.parallel.channel import Channel, packed
 
 TWO = places(1, 2)
 Agent = Callable[..., "Future[None]"]
@@ -75,6 +76,23 @@ def test_a_machine_starts_workers_as_often_as_it_is_told_to(
         end(launched(one))
     one.close()
     machine.result(20)
+
+
+def test_the_key_is_not_sent(
+    settings: dict[str, object], agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = []
+    send = Channel.send
+    monkeypatch.setattr(
+        module.Channel, "send", lambda self, message: (sent.append(message), send(self, message))[1]
+    )
+    one, machine = launcher(settings), agent()
+    end(launched(one))
+    one.close()
+    machine.result(20)
+    to_agent = [message for message in sent if isinstance(message, StartWorker)]
+    assert len(to_agent) == 1
+    assert b"the key" not in packed(to_agent[0])
 
 
 def test_an_engine_that_has_failed_says_so(settings: dict[str, object], agent: Agent) -> None:
