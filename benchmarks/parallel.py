@@ -35,12 +35,13 @@ from octavo.bench.workloads.random_prompts import RandomPrompts
 from octavo.config import Config
 from octavo.core.clock import monotonic
 from octavo.core.errors import ConfigError
+from octavo.executor.messages import WorkerPlan
 from octavo.executor.multiproc import MultiprocExecutor
 from octavo.executor.starting import worker_starter
 
 LAYOUTS = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2))
 """Tensor ranks and stages."""
-CACHED_TOKENS = 2048
+SHORT_PROMPT, LONG_PROMPT = 64, 2048
 STREAMS = (1, 8, 32)
 IN_FLIGHT = (1, 2, 4, 8, 16)
 STAGES = (2, 3, 4)
@@ -63,19 +64,20 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """MiB of weights and KiB of KV a token, of one rank. even: of the whole, divided by the number
-    of ranks. expected_mib: weights, and KV of CACHED_TOKENS. resident_mib: what the worker's
-    process has grown by when its cache is as large, and full; its buffers included.
+    """What one rank has: MiB of weights, KiB of KV a token. planned: from its plan. even: of the
+    whole, divided by the number of ranks. resident: what the system counts, of mapped weights, and
+    of what the process grows by for each token of a long prompt. rest_mib: of the process, besides.
     """
 
     layout: str
     rank: int
-    weights_mib: float
+    planned_weights_mib: float
     even_weights_mib: float
-    kv_kib: float
+    resident_weights_mib: float
+    planned_kv_kib: float
     even_kv_kib: float
-    expected_mib: float
-    resident_mib: float | None
+    resident_kv_kib: float
+    rest_mib: float
 
 
 @dataclass(frozen=True)
@@ -162,67 +164,60 @@ class Trial:
 def measure_memory(trial: Trial) -> list[MemoryRow]:
     found: list[MemoryRow] = []
     for tensor, stages in LAYOUTS:
-        config = Config.from_flat(
-            {
-                "model": trial.model,
-                "tensor_parallel_size": tensor,
-                "pipeline_parallel_size": stages,
-            }
-        )
+        layout = {
+            "tensor_parallel_size": tensor,
+            "pipeline_parallel_size": stages,
+            "max_num_batched_tokens": SHORT_PROMPT,
+        }
         try:
-            found += _ranks(config, found[0] if found else None)
+            found += _ranks(trial, layout, found[0] if found else None)
         except ConfigError as refusal:
             print(f"TP {tensor} x PP {stages}: {refusal}\n", file=sys.stderr)
     return found
 
 
-def _ranks(config: Config, whole: MemoryRow | None) -> list[MemoryRow]:
+def _ranks(trial: Trial, layout: dict[str, int], whole: MemoryRow | None) -> Iterator[MemoryRow]:
     """whole: what one worker has; None if there is one."""
+    config = Config.from_flat({"model": trial.model, **layout})
+    block_size = config.cache.block_size
+    plans = _plans(config)
+    num_bytes = max(plan.block_bytes for plan in plans) * LONG_PROMPT // block_size
+    sizes = {"kv_cache_memory_bytes": num_bytes, "max_model_len": LONG_PROMPT}
+    others = set(_children())
+    with closing_llm(trial.llm(**layout, **sizes)) as llm:
+        pids = [pid for pid in _children() if pid not in others] or [os.getpid()]
+        prompts = RandomPrompts(llm.vocab_size, 0)
+        run(llm, [prompts.take(SHORT_PROMPT)], 16)  # all buffers are there then
+        before = [_resident_mib(pid) for pid in pids]
+        run(llm, [prompts.take(LONG_PROMPT - block_size)], 1)
+        after = [_resident_mib(pid) for pid in pids]
+    for rank, (plan, (_, small), (mapped, large)) in enumerate(
+        zip(plans, before, after, strict=True)
+    ):
+        weights, kv = plan.weight_bytes / 2**20, plan.block_bytes / block_size / 2**10
+        yield MemoryRow(
+            " x ".join(f"{name[0].upper()}P {layout[name]}" for name in list(layout)[:2]),
+            rank,
+            planned_weights_mib=weights,
+            even_weights_mib=(whole.planned_weights_mib if whole else weights) / len(plans),
+            resident_weights_mib=mapped,
+            planned_kv_kib=kv,
+            even_kv_kib=(whole.planned_kv_kib if whole else kv) / len(plans),
+            resident_kv_kib=(large - small)
+            * 2**10
+            / (LONG_PROMPT - block_size - SHORT_PROMPT - 16),
+            rest_mib=small - mapped,
+        )
+
+
+def _plans(config: Config) -> Sequence[WorkerPlan]:
+    """Of workers that are started for nothing else. Raises ConfigError."""
     checkpoint = assembly.open_model(config.model)
     vocab_size = assembly.vocab_size(checkpoint, assembly.load_text(config.model, checkpoint))
     start, launcher = worker_starter(config, vocab_size, checkpoint, 0)
-    parallel, block_size = config.parallel, config.cache.block_size
-    layout = {
-        "tensor_parallel_size": parallel.tensor_parallel_size,
-        "pipeline_parallel_size": parallel.pipeline_parallel_size,
-    }
-    others = set(_children())
-    executor = MultiprocExecutor(start, launcher, parallel.pipeline_parallel_size)
-    try:
-        plans = executor.plans
-        empty = [_resident_bytes(pid) for pid in _children() if pid not in others]
-    finally:
-        executor.shutdown()
-    held: list[int] = []
-    if whole is not None:  # else it is this process, which holds much else
-        most = max(plan.block_bytes for plan in plans)
-        llm = LLM(
-            config.model.model,
-            kv_cache_memory_bytes=most * CACHED_TOKENS // block_size,
-            max_model_len=CACHED_TOKENS,
-            max_num_batched_tokens=64,
-            **layout,
-        )
-        with closing_llm(llm):
-            run(llm, [RandomPrompts(llm.vocab_size, 0).take(CACHED_TOKENS - block_size)], 1)
-            held = [_resident_bytes(pid) for pid in _children() if pid not in others]
-    rows = []
-    for rank, plan in enumerate(plans):
-        weights = plan.weight_bytes / 2**20
-        kv = plan.block_bytes / block_size / 2**10
-        rows.append(
-            MemoryRow(
-                " x ".join(f"{name[0].upper()}P {size}" for name, size in layout.items()),
-                rank,
-                weights,
-                weights if whole is None else whole.weights_mib / len(plans),
-                kv,
-                kv if whole is None else whole.kv_kib / len(plans),
-                weights + kv * CACHED_TOKENS / 2**10,
-                (held[rank] - empty[rank]) / 2**20 if held else None,
-            )
-        )
-    return rows
+    executor = MultiprocExecutor(start, launcher, config.parallel.pipeline_parallel_size)
+    executor.shutdown()
+    return executor.plans
 
 
 def _children() -> list[int]:
@@ -231,12 +226,18 @@ def _children() -> list[int]:
     return sorted(map(int, children))
 
 
-def _resident_bytes(pid: int) -> int:
-    """Its own, and its part of what it shares."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"the system doesn't say what process {pid} holds")
+def _resident_mib(pid: int) -> tuple[float, float]:
+    """Of mapped weights, and in all: its own, and its part of what it shares."""
+    mapped = total = 0
+    is_weights = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            is_weights = line.endswith(".weights")
+        elif name == "Pss:":
+            total += int(values[0])
+            mapped += int(values[0]) if is_weights else 0
+    return mapped / 1024, total / 1024
 
 
 # --- exchanges ---------------------------------------------------------------------------------

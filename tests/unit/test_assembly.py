@@ -11,9 +11,12 @@ import pytest
 
 from octavo import assembly
 from octavo.config import Config, ModelConfig
-from octavo.core.errors import ConfigError
+from octavo.core.errors import ConfigError, EngineDeadError
+from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import ScheduledStep, StepOutput
 from octavo.executor import worker
+from octavo.executor.base import Executor, PendingStep
 from octavo.layers.rope import RopeTable
 from octavo.models import stored_piece
 from octavo.ops import OPS
@@ -22,6 +25,7 @@ from octavo.ops.native.ops import ISAS
 from octavo.ops.op import Choice, Target
 from octavo.ops.torch.backend import TorchBackend
 from octavo.parallel.replica_shares import ReplicaShare
+from octavo.scheduler.settings import SchedulerSettings
 from octavo.text.generation_config import default_sampling
 from octavo.text.served_model import ServedModel
 from octavo.weights import Checkpoint
@@ -348,3 +352,54 @@ def test_a_step_has_room_for_a_prompt_that_is_computed_whole(
 ) -> None:
     folder = str(make_checkpoint("llama", tmp_path, max_position_embeddings=768))
     assert told(model=folder, **knobs)["step budget"][0] == budget
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"tensor_parallel_size": 2}, 2),
+        ({"tensor_parallel_size": 2, "speculative_config": '{"method": "ngram"}'}, 1),
+        ({"pipeline_parallel_size": 2, "speculative_config": '{"method": "ngram"}'}, 2),
+    ],
+)
+def test_steps_in_flight(settings: dict[str, Any], expected: int) -> None:
+    """Guesses of one sequence must not let others go on alone, but where batches are in parts."""
+    config = Config.from_flat(settings)
+    sizes = SchedulerSettings(
+        num_blocks=50,
+        max_model_len=64,
+        max_num_batched_tokens=64,
+        block_size=4,
+        max_num_seqs=4,
+        num_stages=config.parallel.pipeline_parallel_size,
+    )
+    executor = WaitingExecutor()
+    loop = assembly._loop(config, executor, sizes)
+    for number in range(2):
+        loop.add(
+            Request(
+                request_id=str(number),
+                prompt_token_ids=(1, 2, 3),
+                sampling=SamplingParams(),
+                max_tokens=9,
+                seed=0,
+            )
+        )
+    with pytest.raises(EngineDeadError):
+        loop.step()
+    assert executor.num_submitted == expected
+
+
+class WaitingExecutor(Executor):
+    """Has no result of any step."""
+
+    num_blocks = 50
+    max_steps_in_flight = 2
+    num_submitted = 0
+
+    def submit(self, step: ScheduledStep) -> PendingStep:
+        self.num_submitted += 1
+        return self
+
+    def result(self) -> StepOutput:
+        raise EngineDeadError("it computes nothing")
