@@ -90,7 +90,8 @@ class _Case:
         """As the engine's, with what this machine has: memory is known of CPUs only."""
         spec = self.model.spec
         if layout.num_workers > 1 and spec.family not in OCTAVO_FAMILIES:
-            return [f"{spec.family} runs as transformers' module, which can't be divided"]
+            done = "divided" if layout.stages == 1 else "cut into stages"
+            return [f"{spec.family} runs as transformers' module, which can't be {done}"]
         if gpus := self.topology.num_gpus:
             return refusals(spec, layout, blocks=self.model.blocks, num_devices=gpus)
         return refusals(spec, layout, blocks=self.model.blocks, room=self.room)

@@ -31,6 +31,7 @@ from octavo.simulator.model_configs import spec_from_config
 from octavo.simulator.real_time import stored_format
 from octavo.weights import open_checkpoint
 from support.checkpoints import make_checkpoint
+from support.forked_workers import workers_are_forked
 from support.gguf_files import write_gguf
 
 MIB = 2**20
@@ -120,6 +121,33 @@ def test_pln_06_blocks_of_two_ranks_are_those_that_the_fuller_one_has(
         )
         allocated.append(decision.num_blocks)
     assert planned(folder, mib * MIB, dtype, tp=2).num_blocks == min(allocated)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_pln_06_workers_allocate_what_is_planned(folder: Path, dtype: str) -> None:
+    """PLN-06: an engine of two processes, for each budget."""
+    for mib in (1, 7, 64):
+        knobs = {
+            "model": str(folder),
+            "kv_cache_memory_bytes": mib * MIB,
+            "kv_cache_dtype": dtype,
+            "max_model_len": -1,
+            "max_num_seqs": 1,
+            "tensor_parallel_size": 2,
+        }
+        with workers_are_forked():
+            loop, facts = assembly.build_engine(Config.from_flat(knobs), 320)
+            found = planned(folder, mib * MIB, dtype, tp=2)
+            assert found.num_blocks == facts.num_blocks
+            assert facts.max_model_len == min(found.num_tokens, 2**15)
+            with pytest.raises(RequestError):
+                loop.add(_request("too long", facts.max_model_len))
+            if mib == 1:  # a long prompt takes its time
+                loop.add(_request("longest", facts.max_model_len - 1))
+                deltas = [delta for _ in range(2000) if loop.has_work for delta in loop.step()]
+                assert deltas[-1].finish_reason is not None
+                assert deltas[-1].error is None
+            loop.close()
 
 
 def test_blocks_that_stay_whole_are_those_that_ranks_go_by(folder: Path, tmp_path: Path) -> None:
