@@ -21,23 +21,24 @@ class LocalWorker:
         """gpu: the only one that it sees; None: as this process. Raises ConfigError if the system
         gives no process.
         """
-        try:
-            self.lifeline, theirs = socket.socketpair()
-            with closing(theirs):
+        self.lifeline, theirs = socket.socketpair()
+        with closing(theirs):
+            try:
                 self._child = Child(
                     "octavo.executor.worker_main",
                     name=f"octavo-worker-{place.rank}",
                     pass_fds=[theirs.fileno()],
                     environment=environment_of(gpu),
                 )
-                self.channel = self._child.channel
-                with suppress(EOFError):
-                    self.channel.send(Begin(theirs.fileno(), timeout_s))
-        except OSError as error:
-            raise ConfigError(
-                f"{place} can't be started here ({error.strerror}); look at the machine's memory "
-                "and its limits on processes and files (ulimit -u, ulimit -n)"
-            ) from error
+            except OSError as error:
+                self.lifeline.close()
+                raise ConfigError(
+                    f"{place} can't be started here ({error.strerror}); look at the machine's "
+                    "memory and its limits on processes and files (ulimit -u, ulimit -n)"
+                ) from error
+            self.channel = self._child.channel
+            with suppress(EOFError):
+                self.channel.send(Begin(theirs.fileno(), timeout_s))
 
     @property
     def pid(self) -> int:

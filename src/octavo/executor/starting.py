@@ -6,11 +6,10 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from octavo.config import Config
+from octavo.config import Config, knobs
 from octavo.core.errors import ConfigError
 from octavo.executor.local_workers import launch_here
 from octavo.executor.messages import Place, Setup, places
@@ -145,10 +144,5 @@ def _gpus(config: Config, taken: Sequence[Seat]) -> list[str | None]:
 
 def _without_secrets(config: Config) -> dict[str, object]:
     """The settings that workers need; secrets stay where they are."""
-    hidden = replace(
-        config,
-        model=replace(config.model, hf_token=None),
-        parallel=replace(config.parallel, cluster_key=None),
-        server=replace(config.server, api_key=[]),
-    )
-    return hidden.to_flat()
+    secret = {knob.name for knob in knobs() if knob.secret}
+    return {name: value for name, value in config.to_flat().items() if name not in secret}

@@ -111,11 +111,11 @@ class Workers:
         except BaseException:
             self.kill()
             raise
-        self._is_running = True
         return loaded
 
     def run(self, message: Run) -> None:
         """Have them compute a step. Raises EngineDeadError."""
+        self._is_running = True
         self._send_all(message)
 
     def output(self) -> StepOutput:

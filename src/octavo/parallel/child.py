@@ -44,17 +44,21 @@ class Child:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """name: shown by `ps`. pass_fds: file descriptors that it has, too. environment: None is
-        this process's.
+        this process's. Raises OSError if the system gives no process.
         """
         self.channel, theirs = Channel.pair()
         with closing(theirs):
             number = theirs.fileno()
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _COMMAND.format(module), str(number), name],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[number, *pass_fds],
-                env=environment,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _COMMAND.format(module), str(number), name],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[number, *pass_fds],
+                    env=environment,
+                )
+            except OSError:
+                self.channel.close()
+                raise
         with suppress(EOFError):
             self.channel.send(sys.path)
 
