@@ -182,7 +182,9 @@ HARMFUL = [
 ]
 
 
-@pytest.mark.parametrize("harmful", HARMFUL, ids=lambda harmful: repr(harmful)[:40])
+@pytest.mark.parametrize(
+    "harmful", HARMFUL, ids=[f"{i}-{type(one).__name__}" for i, one in enumerate(HARMFUL)]
+)
 @pytest.mark.parametrize("protocol", [0, 2, 5])
 def test_what_is_no_plain_data_is_not_made(harmful: object, protocol: int) -> None:
     nested: object = harmful
