@@ -320,7 +320,9 @@ def scripted_server(
     methods = ({"method": "scripted"},) if draft_length else ()
     speculation = SpeculativeConfig(methods, (draft_length,) * len(methods), is_adaptive=False)
     app = create_app(model, engine, config, monotonic, speculation=speculation)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, log_level="error"))
+    parts = {"http": "h11", "loop": "asyncio"}  # as the real one has them
+    config_of_uvicorn = uvicorn.Config(app, port=0, log_config=None, log_level="error", **parts)
+    server = uvicorn.Server(config_of_uvicorn)
     is_ready = threading.Event()
     ports: list[int] = []
 

@@ -130,6 +130,9 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                # Not what else may be installed, as with Ray: its errors and its shutdown differ.
+                http="h11",
+                loop="asyncio",
                 ws="none",
                 log_config=None,
                 access_log=config.access_log,
