@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Whatever else the machine does, an example may take its time.
+settings.register_profile("octavo", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("octavo")
 
 # Read by torch's libraries when they are loaded. Tests are small: more threads only get in the way.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -77,6 +82,10 @@ def _nothing_left_running() -> Iterator[None]:
 
 def _children() -> list[int]:
     """Process ids, also of children that have ended and were not waited for."""
+    try:  # a hundred times as quick as the files, which most tests have nothing in
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []
     found = []
     for file in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # of a thread that ended
