@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from octavo import machine
+from octavo.bench import op_case
 from octavo.bench import profile as profiling
 from octavo.cli.main import main
 from octavo.ops.native import limits
@@ -23,10 +24,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits of the machine are measured, but hardly; steps are few."""
+    """Limits of the machine and ops are measured, but hardly; steps are few."""
     monkeypatch.setattr(limits, "_PEAK_SECONDS", 1e-3)
     monkeypatch.setattr(limits, "_ROUNDS", 1)
     monkeypatch.setattr(limits, "_LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(op_case, "_REPLAY_SECONDS", 1e-4)
     monkeypatch.setattr(machine, "last_level_cache_bytes", lambda: 1 << 16)
     monkeypatch.setattr(profiling, "_NUM_DECODE_STEPS", 4)
     monkeypatch.setattr(profiling, "_NUM_PREFILLS", 2)

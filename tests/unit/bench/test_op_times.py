@@ -111,7 +111,7 @@ def test_bytes_and_operations_of_experts_and_latent_attention(experts: CausalLM)
     assert written.num_bytes == 16 * 64 * 2
 
 
-@pytest.mark.usefixtures("quick_limits")
+@pytest.mark.usefixtures("quick_measurements")
 @pytest.mark.parametrize("kind", ["model", "experts"])
 def test_every_case_runs_on_every_instruction_set_of_its_op(
     request: pytest.FixtureRequest, kind: str
@@ -141,7 +141,7 @@ def test_every_case_runs_on_every_instruction_set_of_its_op(
         assert one.bound == ("memory" if memory >= compute else "compute")
 
 
-@pytest.mark.usefixtures("quick_limits")
+@pytest.mark.usefixtures("quick_measurements")
 def test_only_the_ops_asked_for(model: CausalLM) -> None:
     _, times = measure_ops(
         model, threads=1, wanted=["add", "sample"], rows=[1], context=1, rounds=1

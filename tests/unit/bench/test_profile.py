@@ -22,7 +22,7 @@ from octavo.core.errors import ConfigError
 from octavo.core.step import ScheduledSequence, ScheduledStep
 from octavo.ops.native.recorder import RegionTime
 
-pytestmark = pytest.mark.usefixtures("quick_limits")
+pytestmark = pytest.mark.usefixtures("quick_measurements")
 
 
 @pytest.fixture(autouse=True)
