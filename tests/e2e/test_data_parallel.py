@@ -20,6 +20,9 @@ from support.streams import Reader
 TWO = ("--data-parallel-size", "2")
 
 
+pytestmark = pytest.mark.alone  # many processes, and limits of time
+
+
 @pytest.fixture(scope="module")
 def pair(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     log = tmp_path_factory.mktemp("log") / "pair.log"

@@ -17,6 +17,8 @@ from support.streams import Reader
 
 require_ray()
 
+pytestmark = pytest.mark.alone  # many processes, and limits of time
+
 RAY = ("--distributed-executor-backend", "ray")
 LONG = {"max_tokens": 6000, "ignore_eos": True, "temperature": 0}
 

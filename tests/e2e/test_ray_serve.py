@@ -58,6 +58,9 @@ def _command(pid: int) -> bytes:
         return b""
 
 
+pytestmark = pytest.mark.alone  # many processes, and limits of time
+
+
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("ray")

@@ -74,7 +74,7 @@ def _start(num_cpus: int, folder: str) -> None:
 
 _PORT = 6379
 _STARTED = "Ray runtime started"
-_START_SECONDS = 120.0
+_START_SECONDS = 240.0
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import select
 import socket
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from enum import Enum
 from typing import Any
 
 from octavo.core.errors import OctavoError
@@ -41,8 +40,8 @@ def plain_loads(data: bytes) -> Any:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Makes tuples with names, dataclasses and enumerations of octavo's plain data, and errors that
-    are a user's; nothing else can be named. Source: Python's documentation, Restricting Globals.
+    """Makes tuples with names and dataclasses of octavo's plain data, and its errors; nothing else
+    can be named. Source: Python's documentation, Restricting Globals.
     """
 
     def find_class(self, module: str, name: str) -> Any:
@@ -65,7 +64,7 @@ _PLAIN_MODULES = (
     "octavo.executor.nodes",
     "octavo.executor.remote_workers",
 )
-_PLAIN_TYPES = (tuple, Enum, OctavoError)
+_PLAIN_TYPES = (tuple, OctavoError)
 _PLAIN_NAMES = (("builtins", "frozenset"), ("builtins", "set"))
 
 

@@ -151,7 +151,6 @@ def test_plain_data_comes_whole() -> None:
         Run(step, (output,)),
         Ending("it does not fit"),
         ConfigError("it does not fit"),
-        FinishReason.STOP,
         {"set": {1, 2}, "of": frozenset({(3, None)})},
     ):
         again = plain_loads(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
