@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -73,8 +74,9 @@ def _start(num_cpus: int, folder: str) -> None:
 
 
 _PORT = 6379
+_RAY = str(Path(sys.executable).with_name("ray"))  # of this environment, in PATH or not
 _STARTED = "Ray runtime started"
-_START_SECONDS = 240.0
+_START_SECONDS = 120.0
 
 
 @contextmanager
@@ -94,7 +96,7 @@ def cluster_of(
         for machine, role in ((first, head), (second, node)):
             log = logs / f"ray-{machine.address}.log"
             command = machine.command(
-                *("ray", "start", "--block", "--disable-usage-stats", *role),
+                *(_RAY, "start", "--block", "--disable-usage-stats", *role),
                 *("--node-ip-address", machine.address, "--num-cpus", str(num_cpus)),
                 *("--object-store-memory", str(80 * 2**20)),
             )
