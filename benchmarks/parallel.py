@@ -11,7 +11,8 @@ the same CPUs in different ways, in turns. copies: data parallelism beside one e
 that share nothing and on some that share most.
 
 Whatever has more workers than the machine has CPUs shows that it works, not what it is worth: busy
-time is the clock's, and a worker that waits for a CPU counts as busy.
+time is the clock's, and a worker that waits for a CPU counts as busy. So does one that other
+programs keep from its CPU; below each table stands how much these have taken.
 """
 
 from __future__ import annotations
@@ -137,9 +138,12 @@ def main() -> None:
         title, section = SECTIONS[name]
         if not args.json:
             print(f"\n### {title}\n")
+        others = OtherProcesses()
         rows = section(trial)
         for line in map(json.dumps, map(asdict, rows)) if args.json else _table(rows):
             print(line, flush=True)
+        if not args.json:
+            print(f"\nMeanwhile other processes took {others.share():.0%} of the machine's CPUs.")
         if name == "bubble" and args.plot is not None:
             from parallel_plot import draw  # matplotlib is there only for pictures
 
@@ -388,6 +392,30 @@ def _median_and_spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 # --- what all use ------------------------------------------------------------------------------
+
+
+class OtherProcesses:
+    """What they take of the machine, from when it is made. Workers must be started after that, and
+    have ended when it is asked.
+    """
+
+    def __init__(self) -> None:
+        self._since = self._now()
+
+    def share(self) -> float:
+        """Of the time of all CPUs; figures beside more than a few per cent mean little."""
+        busy, total, own = [b - a for a, b in zip(self._since, self._now(), strict=True)]
+        return max(0.0, busy - own) / total
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        """Seconds since the start: of busy CPUs, of all CPUs, and of this process's work."""
+        ticks = [int(value) for value in Path("/proc/stat").read_text().split()[1:9]]
+        idle, total = ticks[3] + ticks[4], sum(ticks)  # the fourth is idle, the fifth waits for I/O
+        per_second = os.sysconf("SC_CLK_TCK")
+        own = os.times()
+        own_seconds = own.user + own.system + own.children_user + own.children_system
+        return (total - idle) / per_second, total / per_second, own_seconds
 
 
 @contextmanager
