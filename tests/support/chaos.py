@@ -43,9 +43,10 @@ class DoomedServer:
         self.log = log
         self._mark = f"DOOMED={secrets.token_hex(8)}"
         name, value = self._mark.split("=")
+        port = [] if "--port" in arguments else ["--port", "0"]
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
-                [*COMMAND, *arguments, "--port", "0"],
+                [*COMMAND, *arguments, *port],
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", name: value},

@@ -51,13 +51,17 @@ class LocalWorker:
         self._child.wait(timeout_s)
 
     def ending(self) -> str:
-        code = self._child.exit_code
-        if code is None:
-            return "is gone"
-        if code >= 0:
-            return f"has ended (exit code {code})"
-        words = f"was killed (signal {-code})"
-        return f"{words}; has the machine run out of memory?" if code == -9 else words
+        return ending(self._child.exit_code)
+
+
+def ending(exit_code: int | None) -> str:
+    """How a child has ended. exit_code: see `Child`."""
+    if exit_code is None:
+        return "is gone"
+    if exit_code >= 0:
+        return f"has ended (exit code {exit_code})"
+    words = f"was killed (signal {-exit_code})"
+    return f"{words}; has the machine run out of memory?" if exit_code == -9 else words
 
 
 def environment_of(gpu: str | None) -> dict[str, str] | None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from octavo.config import Config, knobs
 from octavo.core.errors import ConfigError, EngineDeadError, OctavoError
-from octavo.executor.local_workers import LocalWorker, environment_of
+from octavo.executor.local_workers import LocalWorker, ending, environment_of
 from octavo.executor.messages import Place
 from octavo.executor.remote_workers import Gate, Ticket
 from octavo.executor.seats import check_machines, replicas_on
@@ -30,6 +30,8 @@ from octavo.parallel.meeting import Address, join
 logger = logging.getLogger("octavo")
 
 _AGENT_SECONDS = 600.0
+_LOOK_SECONDS = 1.0
+"""Between looks at workers."""
 _UNNOTICED_SECONDS = 15.0
 """So long may a connection to a machine that has fallen silent look alive."""
 _NO_KEY = b"octavo"
@@ -55,6 +57,13 @@ class StartWorker(NamedTuple):
 
     ticket: Ticket
     gpu: str | None = None
+
+
+class WorkerEnded(NamedTuple):
+    """From an agent: the worker with the ticket of this number has ended unbidden."""
+
+    number: int
+    how: str
 
 
 class EndWorkers(NamedTuple):
@@ -132,7 +141,10 @@ class NodeLauncher:
                 tickets.append((place, ticket, node, agents[node]))
             for place, ticket, node, agent in tickets:
                 processes[place.rank] = self._gate.admit(
-                    ticket, place, partial(self._end_workers, node), partial(_look_after, agent)
+                    ticket,
+                    place,
+                    partial(self._end_workers, node),
+                    partial(_look_after, agent, ticket, place),
                 )
         except BaseException as error:
             for process in processes.values():
@@ -157,13 +169,11 @@ class NodeLauncher:
         limit = time.monotonic() + self._wait_s
         while True:
             channel = self._gate.agent(node, max(0.0, limit - time.monotonic()))
-            answers: list[Present] = []
             with suppress(EOFError):
                 channel.send(Call())
-                answers = channel.receive_all(wait=True, timeout_s=self._timeout_s)
-            if answers:
-                self._check(channel, node, answers[-1].settings)
-                return channel
+                if (present := _answer(channel, self._timeout_s)) is not None:
+                    self._check(channel, node, present.settings)
+                    return channel
             self._gate.forget_agent(node)  # it may join again, or another in its place
 
     def _check(self, channel: Channel, node: int, theirs: Mapping[str, Any]) -> None:
@@ -189,9 +199,21 @@ class NodeLauncher:
                 agent.send(message)
 
 
-def _look_after(agent: Channel) -> None:
-    """Raises EOFError if it is gone."""
-    agent.receive_all(wait=False)
+def _answer(agent: Channel, timeout_s: float) -> Present | None:
+    """To a `Call`; None if it doesn't come in time. Raises EOFError."""
+    limit = time.monotonic() + timeout_s
+    while (left := limit - time.monotonic()) > 0:
+        for message in agent.receive_all(wait=True, timeout_s=left):
+            if isinstance(message, Present):
+                return message
+    return None
+
+
+def _look_after(agent: Channel, ticket: Ticket, place: Place) -> None:
+    """Raises EOFError if the agent is gone, EngineDeadError if the worker is."""
+    for message in agent.receive_all(wait=False):
+        if isinstance(message, WorkerEnded) and message.number == ticket.number:
+            raise EngineDeadError(f"{place} {message.how} before it had joined")
 
 
 # --- the other machines' side ---------------------------------------------------------------------
@@ -247,22 +269,27 @@ def _serve_engine(config: Config, replica: int) -> str | None:
         control.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     channel = Channel(control, plain_loads)
     logger.info("machine %d: joined", node)
-    children: list[Child] = []
+    children: dict[int, Child] = {}  # by their tickets' numbers
     try:
         while True:
-            match channel.receive():
-                case Call():
-                    channel.send(Present(common_settings(config)))
-                case StartWorker(ticket, gpu):
-                    logger.info("machine %d: starting worker %d", node, ticket.rank)
-                    children = [child for child in children if child.is_alive]
-                    children.append(_start(ticket._replace(key=cluster_key(config)), gpu))
-                case EndWorkers():
-                    _end(children)
-                case Refused(why):
-                    raise ConfigError(why)
-                case Done(error):
-                    return error and f"the engine on machine 0 has ended: {error}"
+            for message in channel.receive_all(wait=True, timeout_s=_LOOK_SECONDS):
+                match message:
+                    case Call():
+                        channel.send(Present(common_settings(config)))
+                    case StartWorker(ticket, gpu):
+                        logger.info("machine %d: starting worker %d", node, ticket.rank)
+                        own = ticket._replace(key=cluster_key(config))
+                        children[ticket.number] = _start(own, gpu)
+                    case EndWorkers():
+                        _end(children)
+                    case Refused(why):
+                        raise ConfigError(why)
+                    case Done(error):
+                        return error and f"the engine on machine 0 has ended: {error}"
+            for number in [number for number, child in children.items() if not child.is_alive]:
+                child = children.pop(number)
+                child.channel.close()
+                channel.send(WorkerEnded(number, ending(child.exit_code)))
     except EOFError:
         return "machine 0 is gone, or the network to it"
     finally:
@@ -280,7 +307,7 @@ def _start(ticket: Ticket, gpu: str | None) -> Child:
     return child
 
 
-def _end(children: list[Child]) -> None:
-    for child in children:
+def _end(children: dict[int, Child]) -> None:
+    for child in children.values():
         child.kill()
     children.clear()

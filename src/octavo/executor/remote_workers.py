@@ -71,7 +71,8 @@ class Gate:
         self._key = key
         self._timeout_s = timeout_s
         self._number = 0
-        self._waiting: dict[tuple[int, int, str], socket.socket] = {}
+        self._tickets: dict[int, int] = {}  # the newest, by rank, of those who have not joined
+        self._waiting: dict[tuple[int, str], socket.socket] = {}
         self._agents: dict[int, Channel] = {}
 
     @property
@@ -79,8 +80,12 @@ class Gate:
         return self._meeting.address
 
     def ticket(self, place: Place) -> Ticket:
-        """For a worker that is about to be started."""
+        """For a worker that is about to be started; the one that its rank had is of no use then."""
         self._number += 1
+        self._tickets[place.rank] = self._number
+        for kind in _CONNECTIONS:
+            if (late := self._waiting.pop((place.rank, kind), None)) is not None:
+                late.close()
         return Ticket(self.address, self._key, place.rank, self._number, self._timeout_s)
 
     def admit(
@@ -93,7 +98,7 @@ class Gate:
         """Wait for the worker with this ticket. look: called again and again meanwhile; raises if
         it can't come any more. Raises ConfigError if it doesn't come in time.
         """
-        keys = [(ticket.rank, ticket.number, kind) for kind in _CONNECTIONS]
+        keys = [(ticket.rank, kind) for kind in _CONNECTIONS]
         limit = time.monotonic() + _JOIN_SECONDS
         while not all(key in self._waiting for key in keys):
             if self._let_in(_LOOK_SECONDS):
@@ -104,6 +109,7 @@ class Gate:
                     f"{place} has not joined {self.address[0]}:{self.address[1]} within "
                     f"{_JOIN_SECONDS:g} s; look at the log of its machine"
                 )
+        del self._tickets[ticket.rank]
         control, lifeline = (self._waiting.pop(key) for key in keys)
         return RemoteWorker(control, lifeline, end)
 
@@ -144,8 +150,12 @@ class Gate:
             return False
         connection, hello = came
         match hello:
-            case {"rank": int(rank), "number": int(number), "kind": str(kind)}:
-                self._waiting[rank, number, kind] = connection
+            case {"rank": int(rank), "number": int(number), "kind": str(kind)} if (
+                kind in _CONNECTIONS
+                and self._tickets.get(rank) == number
+                and (rank, kind) not in self._waiting
+            ):
+                self._waiting[rank, kind] = connection
             case {"node": int(node)}:
                 if (earlier := self._agents.pop(node, None)) is not None:
                     earlier.close()

@@ -14,8 +14,10 @@ from octavo.core.errors import ConfigError, EngineDeadError, NoPlaceError
 from octavo.executor import nodes as module
 from octavo.executor.messages import places
 from octavo.executor.nodes import NodeLauncher, StartWorker, common_settings, run_agent
+from octavo.executor.remote_workers import Ticket
 from octavo.executor.workers import WorkerProcess
 from octavo.parallel.channel import Channel, packed
+from octavo.parallel.child import Child
 
 TWO = places(1, 2)
 Agent = Callable[..., "Future[None]"]
@@ -154,3 +156,25 @@ def test_a_launch_without_a_key_is_remarked_on(
 ) -> None:
     with closing(launcher({**settings, "cluster_key": None})):
         assert "there is no --cluster-key" in caplog.text
+
+
+def test_a_worker_that_dies_before_it_has_joined_is_told(
+    settings: dict[str, object], agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for it for as long as it might take; and the next start is as good as any."""
+    start = module._start
+    monkeypatch.setattr(module, "_start", start_and_kill)
+    with closing(launcher(settings)) as one:
+        machine = agent()
+        why = r"worker 1 .stage 1. was killed .signal 9.; has .* before it had joined"
+        with pytest.raises(EngineDeadError, match=why):
+            one.launch(TWO, [None, None])
+        monkeypatch.setattr(module, "_start", start)
+        end(launched(one))
+    machine.result(20)
+
+
+def start_and_kill(ticket: Ticket, gpu: str | None) -> Child:
+    child = Child("octavo.executor.remote_workers", name="octavo-worker-1")
+    child.kill_process()
+    return child
