@@ -30,6 +30,8 @@ from support.chaos import (
 )
 from support.checkpoints import VOCAB_SIZE
 
+pytestmark = pytest.mark.alone  # many processes, and limits of time
+
 SEED = int(os.environ.get("OCTAVO_CHAOS_SEED", "8"))
 NUM_TRIALS = int(os.environ.get("OCTAVO_CHAOS_TRIALS", "50"))
 

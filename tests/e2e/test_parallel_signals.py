@@ -13,6 +13,8 @@ import pytest
 
 from support.chaos import Asked, DoomedServer, Reply, wait_for
 
+pytestmark = pytest.mark.alone  # many processes, and limits of time
+
 TWO = ("--tensor-parallel-size", "2", "--dtype", "float32")
 Start = Callable[..., DoomedServer]
 LONG = Asked({"prompt": [5, 6, 7], "max_tokens": 7000, "ignore_eos": True, "temperature": 0}, "")

@@ -18,6 +18,8 @@ from octavo.executor.workers import WorkerProcess, Workers
 from support.fake_workers import PLAN, SIZES, FakeWorker, Script, launching, setups, step
 from support.serve_command import is_alive, wait_until
 
+pytestmark = pytest.mark.alone  # many processes, and limits of time
+
 TWO, THREE = places(2, 1), places(1, 3)
 
 
@@ -170,7 +172,8 @@ def test_who_ends_because_another_has_is_not_to_blame(started: list[FakeWorker],
 def test_a_loss_while_nothing_is_computed(
     started: list[FakeWorker], rank: int, number: signal.Signals, words: str
 ) -> None:
-    with closing(start(started, at=THREE, timeout_s=1.0)) as workers:
+    timeout_s = 1.0 if number == signal.SIGSTOP else 20.0
+    with closing(start(started, at=THREE, timeout_s=timeout_s)) as workers:
         workers.load(SIZES)
         os.kill(started[rank].pid, number)
         wait_until(lambda: workers.failure is not None, 20)
