@@ -176,31 +176,40 @@ class _Player:
     def play(self) -> None:
         if self._trial.moment == "start":
             self._kill_while_it_starts()
-            self._expect_the_end("start")
             return
         self._server.wait_until_ready()
-        for number, trial in enumerate(self._life.trials):
+        for trial in self._life.trials:
             self._trial = trial
             before = self._server.processes()
             assert self._server.shared_files() == []
             self._ask()
             victims = [self._kill(before)]
-            is_last = number == len(self._life.trials) - 1
             if self._life.restarts:
                 if self._trial.moment == "twice":
                     time.sleep(self._trial.delay * 2)
                     victims += [self._kill(self._server.processes())]
                 self._expect_that_it_comes_back(before, victims)
-            elif self._life.layout == "dp2" and victims[0].name != "api" and not is_last:
+            elif self._has_another_engine(before, victims[0]):
                 self._expect_that_the_other_goes_on()
             else:
                 self._expect_the_end(victims[0].name)
 
     def _kill_while_it_starts(self) -> None:
+        """Or soon after, which one of two engines survives."""
         wait_for(lambda: bool(self._server.processes()), 5, "no process")
         time.sleep(self._trial.delay * 3)
         named = [one for one in self._server.processes() if self._trial.kind in one.name]
-        self._kill(named or self._server.processes())
+        victim = self._kill(named or self._server.processes())
+        process = self._server.process
+        if self._life.layout == "dp2" and victim.name != "api":
+            wait_for(
+                lambda: process.poll() is not None or self._server.is_ready, START_SECONDS, "no end"
+            )
+            if process.poll() is None:
+                self._expect_that_the_other_goes_on()
+                process.kill()
+                self._replies = []
+        self._expect_the_end("start")
 
     def _ask(self) -> None:
         """What the server is to be busy with."""
@@ -225,6 +234,10 @@ class _Player:
             assert victim.name != "api"
         os.kill(victim.pid, signal.SIGKILL)
         return victim
+
+    def _has_another_engine(self, before: Sequence[Process], victim: Process) -> bool:
+        engines = [one for one in before if one.name == "octavo-engine"]
+        return victim in engines and len(engines) > 1
 
     def _expect_that_it_comes_back(
         self, before: Sequence[Process], victims: Sequence[Process]

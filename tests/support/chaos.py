@@ -53,7 +53,11 @@ class DoomedServer:
             )
 
     def wait_until_ready(self) -> None:
-        wait_for(lambda: bool(_URL.search(self.log.read_text())), START_SECONDS, "no start")
+        wait_for(lambda: self.is_ready, START_SECONDS, "no start")
+
+    @property
+    def is_ready(self) -> bool:
+        return _URL.search(self.log.read_text()) is not None
 
     @property
     def url(self) -> str:
