@@ -17,13 +17,13 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.config import Config, ModelConfig
+from octavo.config import CacheConfig, Config, ModelConfig
 from octavo.core.clock import monotonic
 from octavo.core.errors import ConfigError
 from octavo.core.model_spec import KVFormat
@@ -234,6 +234,11 @@ def _crew(
             "what happens in workers' own processes can't be looked at from here; leave "
             "--tensor-parallel-size and --pipeline-parallel-size out"
         )
+    if config.parallel.pipeline_parallel_size > 1 and config.scheduler.record_steps is not None:
+        raise ConfigError(
+            "--record-steps records steps that follow one another, and in a pipeline several are "
+            "in flight; leave one of --record-steps and --pipeline-parallel-size out"
+        )
     from octavo.executor.multiproc import MultiprocExecutor
     from octavo.executor.starting import worker_starter
     from octavo.models.division import check_division
@@ -276,11 +281,22 @@ def _loop(config: Config, executor: Executor, settings: SchedulerSettings) -> En
         scheduler = RecordedScheduler(settings, Path(config.scheduler.record_steps), monotonic)
     restarts = Restarts() if config.parallel.restart_workers else None
     depth = executor.max_steps_in_flight
-    if config.parallel.pipeline_parallel_size == 1 and config.speculation.parsed.methods:
-        # Sequences without a draft would go on while others' drafts are verified, and from then on
-        # the batch would be two halves of itself, each of which reads all weights.
+    records = config.scheduler.record_steps is not None
+    if settings.num_stages == 1 and (records or config.speculation.parsed.methods):
+        # Recorded are steps that follow one another. With drafts, sequences that have none would go
+        # on while others' are verified, and from then on the batch would be two halves of itself,
+        # each of which reads all weights.
         depth = 1
     return EngineLoop(scheduler, executor, monotonic, depth=depth, restarts=restarts)
+
+
+def cache_info(config: CacheConfig, facts: EngineFacts) -> dict[str, object]:
+    """What `/metrics` says of the KV cache."""
+    return {
+        **asdict(config),
+        "enable_prefix_caching": config.caches_prefixes,
+        "num_gpu_blocks": facts.num_blocks,
+    }
 
 
 def engine_child(config: Config) -> EngineChild:

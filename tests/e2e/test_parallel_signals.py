@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -144,3 +146,35 @@ def test_a_worker_that_is_lost_while_it_starts_is_named(start: Start) -> None:
     os.kill(next(o.pid for o in server.processes() if o.name == "octavo-worker-1"), signal.SIGKILL)
     is_over(server, 1)
     assert "error: worker 1 (tensor rank 1) was killed (signal 9)" in server.log.read_text()
+
+
+_INTERRUPTED = """
+import os, signal, sys, threading
+from octavo import LLM, SamplingParams
+
+llm = LLM(sys.argv[1], tensor_parallel_size=2, dtype="float32", max_model_len=2048)
+short = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+long = SamplingParams(temperature=0, max_tokens=1900, ignore_eos=True)
+before = llm.generate([[5, 6, 7]], short)[0].outputs[0].token_ids
+for delay in (0.1, 0.13, 0.17, 0.2, 0.25):
+    threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        llm.generate([[9 + i, 8, 7] for i in range(4)], long, use_tqdm=False)
+    except KeyboardInterrupt:
+        assert llm.generate([[5, 6, 7]], short)[0].outputs[0].token_ids == before
+        print("goes on")
+llm.shutdown()
+"""
+
+
+def test_ctrl_c_in_a_script_leaves_an_engine_that_goes_on(long_folder: Path) -> None:
+    """As in `octavo chat`, where it ends an answer: workers and engine stay at the same step."""
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED, str(long_folder)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "goes on\n" * 5

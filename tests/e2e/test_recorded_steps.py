@@ -85,6 +85,14 @@ def test_every_step_with_guesses_is_decided_alike(folder: Path, tmp_path: Path) 
     assert replayed.num_steps > 50
 
 
+def test_every_step_of_tensor_ranks_is_decided_alike(folder: Path, tmp_path: Path) -> None:
+    """They have the next step before one is done, but not while steps are recorded."""
+    recording = record(tmp_path, folder, "--tensor-parallel-size", "2", load=mixed_load)
+    replayed = replay(recording)
+    assert replayed.difference is None
+    assert replayed.num_steps > 50
+
+
 def test_the_simulator_plans_what_the_server_did(folder: Path, tmp_path: Path) -> None:
     """Given when requests came and what steps took, by its own clock and with its own answers."""
     recording = record(tmp_path, folder, load=plain_load)

@@ -359,11 +359,15 @@ def test_a_step_has_room_for_a_prompt_that_is_computed_whole(
     [
         ({"tensor_parallel_size": 2}, 2),
         ({"tensor_parallel_size": 2, "speculative_config": '{"method": "ngram"}'}, 1),
+        ({"tensor_parallel_size": 2, "record_steps": "steps.jsonl"}, 1),
         ({"pipeline_parallel_size": 2, "speculative_config": '{"method": "ngram"}'}, 2),
     ],
 )
-def test_steps_in_flight(settings: dict[str, Any], expected: int) -> None:
+def test_steps_in_flight(
+    settings: dict[str, Any], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guesses of one sequence must not let others go on alone, but where batches are in parts."""
+    monkeypatch.chdir(tmp_path)
     config = Config.from_flat(settings)
     sizes = SchedulerSettings(
         num_blocks=50,
@@ -388,6 +392,15 @@ def test_steps_in_flight(settings: dict[str, Any], expected: int) -> None:
     with pytest.raises(EngineDeadError):
         loop.step()
     assert executor.num_submitted == expected
+
+
+def test_a_pipeline_is_not_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    settings = {"pipeline_parallel_size": 2, "record_steps": str(path)}
+    config = Config.from_flat({"model": str(make_checkpoint("llama", tmp_path)), **settings})
+    with pytest.raises(ConfigError, match="leave one of --record-steps and --pipeline-parallel"):
+        assembly.build_engine(config, 320)
+    assert not path.exists()
 
 
 class WaitingExecutor(Executor):

@@ -12,7 +12,6 @@ import logging
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from octavo import assembly
@@ -68,17 +67,12 @@ def serve(config: Config, *, own_process: bool = True) -> None:
             return assembly.served_model(config.model, checkpoint, text, engine.facts)
 
         def make_app() -> Starlette:
-            cache_info = {
-                **asdict(config.cache),
-                "enable_prefix_caching": config.cache.caches_prefixes,
-                "num_gpu_blocks": engine.facts.num_blocks,
-            }
             return create_app(
                 model(),
                 engine,
                 config.server,
                 monotonic,
-                cache_info=cache_info,
+                cache_info=assembly.cache_info(config.cache, engine.facts),
                 speculation=config.speculation.parsed,
             )
 

@@ -115,11 +115,7 @@ class Engine:
             self._engine,
             config.server,
             monotonic,
-            cache_info={
-                **asdict(config.cache),
-                "enable_prefix_caching": config.cache.caches_prefixes,
-                "num_gpu_blocks": self._engine.facts.num_blocks,
-            },
+            cache_info=assembly.cache_info(config.cache, self._engine.facts),
             speculation=config.speculation.parsed,
         )
         await self._ending.enter_async_context(self._app.router.lifespan_context(self._app))
