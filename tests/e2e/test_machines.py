@@ -16,13 +16,12 @@ import pytest
 from support.checkpoints import VOCAB_SIZE
 from support.machines import Machine, two_machines
 from support.serve_command import COMMAND, ServeProcess, serving, wait_until
-from support.streams import Reader
+from support.streams import LONG, Reader, lose_one_of_two
 
 STAGES = ("--pipeline-parallel-size", "2")
 REPLICAS = ("--data-parallel-size", "2")
 KEY = "the machines' key"
 GUESSES = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')
-LONG = {"max_tokens": 6000, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture
@@ -217,23 +216,7 @@ def test_a_replica_is_lost_with_its_machine(
     few = ("--max-num-seqs", "4")  # so that some wait
     with both(machines, long_folder, tmp_path, *REPLICAS, *few) as (server, agent):
         assert [len(machine.processes()) for machine in machines] == [4, 2]
-        streams = [Reader(server, {**LONG, "prompt": [5 + i]}) for i in range(6)]
-        assert all(stream.started.wait(20) for stream in streams)
-        with ThreadPoolExecutor(16) as pool:
-            whole = [
-                pool.submit(server.completion, prompt=[100 + i], max_tokens=200, ignore_eos=True)
-                for i in range(16)
-            ]
-            wait_until(lambda: server.metric("num_requests_waiting") > 0, 20)
-            machines[1].lose()
-            replies = [job.result(60) for job in whole]
-        assert [reply.json()["usage"]["completion_tokens"] for reply in replies] == [200] * 16
-        for stream in streams:
-            stream.join(60)
-        assert 0 < sum(stream.has_failed for stream in streams) < len(streams)
-        assert health(server) == 200
-        assert server.metric("num_engines_running") == 1
-        assert server.completion().status_code == 200
+        lose_one_of_two(server, machines[1].lose)
         assert agent.process.wait(10) == -signal.SIGKILL
 
 

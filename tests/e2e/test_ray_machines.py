@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from support.machines import Machine, two_machines
 from support.ray_cluster import cluster_of, require_ray
-from support.serve_command import COMMAND, ServeProcess, serving, wait_until
-from support.streams import Reader
+from support.serve_command import COMMAND, ServeProcess, serving
+from support.streams import lose_one_of_two
 
 require_ray()
 
 pytestmark = pytest.mark.alone  # many processes, and limits of time
 
 RAY = ("--distributed-executor-backend", "ray")
-LONG = {"max_tokens": 6000, "ignore_eos": True, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
@@ -65,25 +62,4 @@ def test_a_cluster_of_two_machines(
         replicas = (str(long_folder), "--data-parallel-size", "2", "--max-num-seqs", "4")
         with served(first, environ, tmp_path / "replicas.log", *replicas) as server:
             assert [workers(machine) for machine in machines] == [1, 1]
-            lose_a_replica(server, second)
-
-
-def lose_a_replica(server: ServeProcess, machine: Machine) -> None:
-    """With its machine: what had not begun to stream is answered by the other one."""
-    streams = [Reader(server, {**LONG, "prompt": [5 + i]}) for i in range(6)]
-    assert all(stream.started.wait(20) for stream in streams)
-    with ThreadPoolExecutor(16) as pool:
-        whole = [
-            pool.submit(server.completion, prompt=[100 + i], max_tokens=200, ignore_eos=True)
-            for i in range(16)
-        ]
-        wait_until(lambda: server.metric("num_requests_waiting") > 0, 20)
-        machine.lose()
-        replies = [job.result(60) for job in whole]
-    assert [reply.json()["usage"]["completion_tokens"] for reply in replies] == [200] * 16
-    for stream in streams:
-        stream.join(60)
-    assert 0 < sum(stream.has_failed for stream in streams) < len(streams)
-    assert httpx.get(f"{server.url}/health", timeout=10, verify=False).status_code == 200
-    assert server.metric("num_engines_running") == 1
-    assert server.completion().status_code == 200
+            lose_one_of_two(server, second.lose)
