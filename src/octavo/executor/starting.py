@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from octavo import machine
 from octavo.config import Config, knobs
 from octavo.core.errors import ConfigError
 from octavo.executor.local_workers import launch_here
@@ -16,7 +16,6 @@ from octavo.executor.messages import Place, Setup, places
 from octavo.executor.nodes import NodeLauncher
 from octavo.executor.seats import Seat, check_machines, seats
 from octavo.executor.workers import WorkerProcess, Workers
-from octavo.parallel.topology import read_topology
 from octavo.weights import Checkpoint
 
 
@@ -134,9 +133,7 @@ def _gpus(config: Config, taken: Sequence[Seat]) -> list[str | None]:
     """The one that each worker sees, where there are some."""
     if config.backend.device == "cpu" or config.backend.backend == "native":
         return [None] * len(taken)
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = read_topology().num_gpus
-    visible = told.split(",") if told else [str(index) for index in range(count)]
+    visible = machine.visible_gpus()
     if not visible:
         return [None] * len(taken)
     return [visible[seat.local_rank % len(visible)] for seat in taken]

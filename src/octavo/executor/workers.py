@@ -61,8 +61,8 @@ Launch = Callable[[Sequence[Place]], list[WorkerProcess]]
 
 
 class Workers:
-    """Started, with their plans made, by `start`. When one of them is lost all are ended: none can
-    compute without the others. failure: why they are gone; None while they live.
+    """Started, with their plans made. When one of them is lost all are ended: none can compute
+    without the others. failure: why they are gone; None while they live.
     """
 
     def __init__(self, launch: Launch, setups: Sequence[Setup], *, timeout_s: float) -> None:

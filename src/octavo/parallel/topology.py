@@ -19,7 +19,6 @@ from octavo.core.errors import ConfigError
 
 _NODES = "sys/devices/system/node"
 _CPUS = "sys/devices/system/cpu"
-_GPU = re.compile(r"nvidia\d+")
 
 
 class Core(NamedTuple):
@@ -127,7 +126,7 @@ def read_topology() -> Topology:
         cores=tuple(sorted(cores, key=lambda core: (core.node, core.cache, core.cpus))),
         usable_cpus=machine.usable_cpus(),
         node_bytes=node_bytes,
-        num_gpus=sum(map(bool, map(_GPU.fullmatch, machine.system_names("dev", "nvidia*")))),
+        num_gpus=len(machine.visible_gpus()),
     )
 
 
